@@ -1,0 +1,89 @@
+# Set-up shared by the scripts; sourced, not run. Leaves the environment's Python in $PYTHON.
+# Everything it prints goes to stderr. It works with bash 3.2, which macOS has.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$ROOT/.venv
+PYTHON=$VENV/bin/python
+
+say() { echo "llamay: $*" >&2; }
+
+die() {
+    say "$*"
+    exit 1
+}
+
+# may_apt: whether Debian packages can be installed here.
+may_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# install_debian PACKAGE...: installs them where it may; fails if it may not or cannot.
+install_debian() {
+    may_apt || return 1
+    say "installing Debian packages: $*"
+    {
+        apt-get update -qq || true # an old list of packages may do
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+    } >&2
+}
+
+# find_python: prints the first Python that is new enough.
+find_python() {
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed and none of python3, python3.14 ... python3.11 is; install one"
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    say "making a virtual environment in .venv with $python"
+    rm -rf "$VENV"
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        install_debian python3-venv ||
+            die "$python cannot make virtual environments; install its venv module (Debian: python3-venv)"
+    fi
+    "$python" -m venv "$VENV" >&2 || die "$python could not make a virtual environment in .venv"
+}
+
+# need_compiler: the C extension is built on the machine.
+need_compiler() {
+    command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null ||
+        install_debian gcc libc6-dev ||
+        die "a C compiler is needed; install one (Debian: gcc and libc6-dev, macOS: xcode-select --install)"
+    local include
+    include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    [ -f "$include/Python.h" ] || install_debian python3-dev ||
+        die "$include/Python.h is missing; install Python's headers (Debian: python3-dev)"
+}
+
+# fingerprint: changes when what is installed is no longer what the project asks for.
+fingerprint() {
+    cd "$ROOT"
+    echo "$ROOT" # an editable install holds the path
+    cksum pyproject.toml llamay/mlx_kernels/csrc/*
+}
+
+# setup NAME [GROUP]: makes the environment and installs llamay, and the dependency group GROUP,
+# unless that was done before and nothing has changed since.
+setup() {
+    local stamp=$VENV/.llamay-$1 wanted
+    wanted=$(fingerprint)
+    if ! "$PYTHON" -c '' 2>/dev/null; then
+        make_venv
+    elif [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    need_compiler
+    say "installing into .venv (about a minute the first time)"
+    "$PYTHON" -m pip install --quiet --upgrade "pip>=25.1" >&2 || die "pip could not be upgraded"
+    (cd "$ROOT" && "$PYTHON" -m pip install --quiet --editable . ${2:+--group "$2"}) >&2 ||
+        die "the installation failed; pip says above why"
+    echo "$wanted" >"$stamp"
+}
+
+# pull_default_model: fetches the default model if it is not here; fails if it cannot.
+pull_default_model() { "$PYTHON" -m llamay pull smollm2:135m >&2; }
