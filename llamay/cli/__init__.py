@@ -56,15 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A locale that cannot express a character must not end the program.
             stream.reconfigure(errors="backslashreplace")
     settings = Settings()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = _group.main(arguments, "llamay", obj=settings, standalone_mode=False)
+        with _group.make_context("llamay", list(arguments), obj=settings) as ctx:
+            _group.invoke(ctx)
         sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except click.ClickException as error:
         return fail(_usage(error), error.exit_code)
     except LlamayError as error:
         _show_traceback(settings)
         return fail(str(error), WRONG_USE if isinstance(error, UsageError) else FAILED)
     except (click.Abort, KeyboardInterrupt):
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # after the terminal's ^C
         return INTERRUPTED
     except BrokenPipeError:
         # Whatever is still buffered would fail again when the interpreter closes the stream.
@@ -74,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show_traceback(settings)
         hint = "" if settings.debug else "; --debug shows the traceback"
         return fail(f"unexpected {type(error).__name__}: {error}{hint}", FAILED)
-    return code if isinstance(code, int) else 0
+    return 0
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
