@@ -1,0 +1,41 @@
+"""The errors that llamay raises on purpose; each message is one sentence with its remedy.
+
+A message names the file, key, tensor or flag, what was expected and what was found, so that the
+command line can print it as it stands.
+"""
+
+
+class LlamayError(Exception):
+    """Root of every error that a user can meet; the command line prints it and exits with 1."""
+
+
+class UsageError(LlamayError):
+    """The request itself is wrong (a flag, a name, a combination); the command line exits with 2."""
+
+
+class GGUFError(LlamayError):
+    """A GGUF file cannot be read: truncated, inconsistent, or of an unknown version."""
+
+
+class UnsupportedModelError(LlamayError):
+    """The file is sound, but its architecture, tokenizer or quantisation is not supported."""
+
+
+class HubError(LlamayError):
+    """A model cannot be found, downloaded or verified."""
+
+
+class TemplateError(LlamayError):
+    """The file's chat template is missing or cannot be rendered."""
+
+
+class ContextFullError(LlamayError):
+    """The tokens do not fit in the context; the message gives both counts."""
+
+
+class CancelledError(LlamayError):
+    """A step was cancelled; nothing that it computed was published."""
+
+
+class NumericsError(LlamayError):
+    """The model produced logits that are not finite."""

@@ -1,0 +1,230 @@
+"""The narrow interface between a model and the arithmetic that runs it.
+
+A model is compiled, once, into a `Program`: a flat list of coarse operations. A kernel set prepares
+the program's weights its own way and runs it on a `Step`, ragged rows of several contexts.
+
+The numerics contract, which every exact kernel set keeps:
+
+1. A row's result depends on that row only: not on how many rows, contexts or threads there are, nor
+   on page size or where a chunk of prefill ended. Attention reads keys and values only as stored in
+   the page, even for rows of the same step.
+2. Every output element has one fixed order of reduction. Parallelism splits outputs. Attention
+   reduces in runs of 256 positions counted from 0, merged in ascending order.
+3. CPU kernels give the same bits on every instruction set. SIMD lanes are output rows. For each
+   block of 32 weights, ascending: acc = fma(scale_w * scale_x, float(isum), acc), and for formats
+   with a minimum then acc = fma(min_w, scale_x * sum_x, acc); isum is an exact integer. Activations
+   are quantised with scale = max|x| / 127, q = round_to_even(x / scale). Float weights: one
+   ascending fma chain per row. q.k: one chain per position, ascending in the head dimension.
+   Sums over lanes: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed tree.
+4. exp, log, sin and cos are our own, from IEEE-exact operations (csrc/fixed_math.h, kernel_bodies.h).
+   Ties go to the lower id. No contraction, no fast-math, subnormals kept, round to nearest even.
+5. The numerics id names what made a context: contract version, kernel family, KV precision.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamay.formats import KVLayout, Tensor
+
+CONTRACT_VERSION = 1
+
+Int32Array: TypeAlias = NDArray[np.int32]
+Float32Array: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding.
+
+    inverse:     [rotated dimensions / 2] radians per position
+    interleaved: rotates pairs (2i, 2i + 1) if set, else (i, i + rotated / 2)
+    magnitude:   factor of sine and cosine (YaRN's attention factor; 1 otherwise)
+    """
+
+    inverse: tuple[float, ...]
+    interleaved: bool
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """stream = table[token]; table: [vocab, hidden]."""
+
+    table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInput:
+    """Norm, q/k/v with optional bias, rope; k and v are written to the row's page.
+
+    norm: [hidden] float32; weights: [heads * head_dim, hidden]; bias: [heads * head_dim] or None
+    """
+
+    layer: int
+    norm: Tensor
+    eps: float
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal attention of every row over its context's pages, positions 0 to its own."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOutput:
+    """stream += weights . attention; weights: [hidden, heads * head_dim]."""
+
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """stream += down . (silu(gate . n) * (up . n)), n = norm(stream)."""
+
+    norm: Tensor
+    eps: float
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """logits = head . norm(stream) for the rows that ask; head: [vocab, hidden]."""
+
+    norm: Tensor
+    eps: float
+    head: Tensor
+
+
+Operation: TypeAlias = Embed | AttentionInput | Attention | AttentionOutput | FeedForward | Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model's forward pass."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    attention_scale: float
+    rope: Rope
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Ragged rows of several contexts, run together.
+
+    tokens, positions, contexts: [rows] int32; row i is tokens[i] at positions[i] of contexts[i]
+    page_table: [contexts, max_pages] int32 page ids, -1 where a context has none
+    logit_rows: [n] int32, the rows whose logits are wanted
+    Rows of one context stand together in ascending positions. Their pages up to the row's position
+    exist, and those written to belong to this context alone.
+    """
+
+    tokens: Int32Array
+    positions: Int32Array
+    contexts: Int32Array
+    page_table: Int32Array
+    logit_rows: Int32Array
+
+
+@dataclass(slots=True)
+class Slabs:
+    """The arrays that hold pages; page id p is entry p % pages_per_slab of slab p // pages_per_slab."""
+
+    layout: KVLayout
+    pages_per_slab: int
+    arrays: list[Any]
+
+
+class Control:
+    """Shared by who runs a step and who watches it; usable from any thread."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(2, dtype=np.int64)
+
+    def cancel(self) -> None:
+        """Makes the running step, and every later one with this control, stop unpublished."""
+        self.words[0] = 1
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return bool(self.words[0])
+
+    @property
+    def operations_done(self) -> int:
+        """Operations of the running step that are done."""
+        return int(self.words[1])
+
+
+RunStep: TypeAlias = Callable[[Step, Slabs, Control], Float32Array | None]
+
+
+class KernelSet(Protocol):
+    """What a model and the page store ask of a kernel set."""
+
+    @property
+    def name(self) -> str:
+        """Name shown to users, such as `cpu avx512-vnni`."""
+
+    @property
+    def numerics_id(self) -> str:
+        """Equal for kernel sets whose contexts continue each other's bit for bit."""
+
+    def prepare(self, program: Program) -> RunStep:
+        """Prepares the weights; the result runs a step.
+
+        It returns logits [len(logit_rows), vocab] float32, or None if the step was cancelled, and
+        writes the rows' keys and values to their pages. One call at a time.
+        """
+
+    def new_slab(self, layout: KVLayout, pages: int) -> Any:
+        """An array for `pages` pages, its memory committed."""
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """Bytes of one page."""
+
+    def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
+        """Copies a whole page, by ids."""
+
+    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
+        """Positions [start, end): [end - start, layers, 2 (key, value), kv_heads, head_dim]."""
+
+    def import_rows(
+        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
+    ) -> None:
+        """Writes positions start.. from what `export_rows` gave."""
+
+
+def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:
+    """The kernel set for `device`: auto, cpu or reference.
+
+    threads: for the CPU kernels; None takes the processor's cores
+    Raises ValueError for another device.
+    """
+    if device in ("auto", "cpu"):
+        from llamay.mlx_kernels.cpu import CpuKernels
+
+        return CpuKernels(threads)
+    if device == "reference":
+        from llamay.mlx_kernels.reference import ReferenceKernels
+
+        return ReferenceKernels()
+    raise ValueError(f"device must be auto, cpu or reference, not {device!r}")

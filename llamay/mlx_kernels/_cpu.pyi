@@ -1,0 +1,83 @@
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import Buffer
+
+_Matrix = tuple[int, int, int, Buffer]
+
+def kernel_sets() -> list[str]: ...
+def packed_bytes(type_id: int, rows: int, columns: int, /) -> int: ...
+def pack(type_id: int, rows: int, columns: int, source: Buffer, target: Buffer, /) -> None: ...
+def dequantize_row(
+    type_id: int, rows: int, columns: int, packed: Buffer, row: int, out: Buffer, /
+) -> None: ...
+def rope_frequencies(dim: int, base: float, /) -> list[float]: ...
+def log(x: float, /) -> float: ...
+def log_sum_exp(kernel_set: str, logits: Buffer, /) -> float: ...
+def sample(
+    kernel_set: str,
+    logits: Buffer,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    uniform: float,
+    /,
+) -> int: ...
+
+class Pool:
+    def __init__(self, threads: int, /) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Program:
+    def __init__(
+        self,
+        kernel_set: str,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab: int,
+        rope_interleaved: bool,
+        rope_inverse: Buffer,
+        rope_magnitude: float,
+        attention_scale: float,
+        /,
+    ) -> None: ...
+    def add_embed(self, table: _Matrix, /) -> None: ...
+    def add_attention_input(
+        self,
+        layer: int,
+        norm: Buffer,
+        eps: float,
+        query: _Matrix,
+        key: _Matrix,
+        value: _Matrix,
+        query_bias: Buffer | None,
+        key_bias: Buffer | None,
+        value_bias: Buffer | None,
+        /,
+    ) -> None: ...
+    def add_attention(self, layer: int, /) -> None: ...
+    def add_attention_output(self, weights: _Matrix, /) -> None: ...
+    def add_feed_forward(
+        self, norm: Buffer, eps: float, gate: _Matrix, up: _Matrix, down: _Matrix, /
+    ) -> None: ...
+    def add_logits(self, norm: Buffer, eps: float, head: _Matrix, /) -> None: ...
+    def run(
+        self,
+        pool: Pool,
+        tokens: Buffer,
+        positions: Buffer,
+        contexts: Buffer,
+        page_table: Buffer,
+        max_pages: int,
+        slabs: Sequence[Any],
+        pages_per_slab: int,
+        page_tokens: int,
+        logit_rows: Buffer,
+        logits: Buffer,
+        control: Buffer,
+        /,
+    ) -> bool: ...

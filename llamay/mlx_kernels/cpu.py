@@ -1,0 +1,301 @@
+"""The CPU kernel set: the C extension, its weights and its threads.
+
+Pages are float32: [layer][kv head]{keys [page_tokens / 16][head_dim][16],
+values [page_tokens][head_dim]}. The C code reads and writes them through the slabs' buffers, and no
+MLX operation ever takes a slab.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, assert_never
+
+import mlx.core as mx
+import numpy as np
+
+from llamay.errors import UnsupportedModelError, UsageError
+from llamay.formats import Format, KVLayout, Tensor
+from llamay.mlx_kernels import (
+    CONTRACT_VERSION,
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Control,
+    Embed,
+    FeedForward,
+    Float32Array,
+    Logits,
+    Operation,
+    Program,
+    RunStep,
+    Slabs,
+    Step,
+    _cpu,
+)
+
+LANES = 16  # positions in a group of keys, rows in a group of weights: csrc/kernels.h
+ALIGNMENT = 64
+
+Matrix = tuple[int, int, int, memoryview]
+
+
+def kernel_set_name() -> str:
+    """The instruction set in use: $LLAMAY_ISA, or the best this processor has.
+
+    Raises UsageError if $LLAMAY_ISA names one that it has not.
+    """
+    names = _cpu.kernel_sets()
+    forced = os.environ.get("LLAMAY_ISA")
+    if forced and forced not in names:
+        raise UsageError(f"LLAMAY_ISA: expected one of {', '.join(names)}, found {forced!r}")
+    return forced or names[0]
+
+
+def available_threads() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)
+
+
+class CpuKernels:
+    """Implements `KernelSet`; exact. Several may exist, each with its own threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.kernel_set = kernel_set_name()
+        self._pool = _cpu.Pool(threads or available_threads())
+
+    @property
+    def name(self) -> str:
+        """Such as `cpu avx512-vnni`."""
+        return f"cpu {self.kernel_set}"
+
+    @property
+    def threads(self) -> int:
+        """Threads that run a step, the caller's among them."""
+        return self._pool.threads
+
+    @property
+    def numerics_id(self) -> str:
+        """The same for every instruction set: their bits are equal."""
+        return f"cpu-v{CONTRACT_VERSION}"
+
+    def prepare(self, program: Program) -> RunStep:
+        """See `KernelSet`. Raises UnsupportedModelError for a format without a CPU kernel."""
+        packed = _PackedWeights(program, self.threads)
+        compiled = _cpu.Program(
+            self.kernel_set,
+            program.hidden,
+            program.num_heads,
+            program.num_kv_heads,
+            program.head_dim,
+            program.vocab_size,
+            program.rope.interleaved,
+            np.array(program.rope.inverse, dtype=np.float64),
+            program.rope.magnitude,
+            program.attention_scale,
+        )
+        for operation in program.operations:
+            _add_operation(compiled, packed, operation)
+
+        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+            logits = np.empty((len(step.logit_rows), program.vocab_size), dtype=np.float32)
+            done = compiled.run(
+                self._pool,
+                step.tokens,
+                step.positions,
+                step.contexts,
+                step.page_table,
+                step.page_table.shape[1],
+                slabs.arrays,
+                slabs.pages_per_slab,
+                slabs.layout.page_tokens,
+                step.logit_rows,
+                logits,
+                control.words,
+            )
+            return logits if done else None
+
+        return run
+
+    def new_slab(self, layout: KVLayout, pages: int) -> Any:
+        """[pages, page_bytes] uint8."""
+        slab = mx.zeros((pages, self.page_bytes(layout)), dtype=mx.uint8)
+        mx.eval(slab)
+        return slab
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """See `KernelSet`."""
+        return layout.layers * layout.kv_heads * 2 * layout.page_tokens * layout.head_dim * 4
+
+    def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
+        """See `KernelSet`."""
+        _page_bytes(slabs, target)[:] = _page_bytes(slabs, source)
+
+    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
+        """See `KernelSet`."""
+        layout = slabs.layout
+        shape = (end - start, layout.layers, 2, layout.kv_heads, layout.head_dim)
+        rows = np.empty(shape, dtype=np.float32)
+        for at, position in enumerate(range(start, end)):
+            keys, values, offset = _position(slabs, pages, position)
+            rows[at, :, 0] = keys[:, :, offset // LANES, :, offset % LANES]
+            rows[at, :, 1] = values[:, :, offset]
+        return rows
+
+    def import_rows(
+        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
+    ) -> None:
+        """See `KernelSet`."""
+        for at, row in enumerate(rows):
+            keys, values, offset = _position(slabs, pages, start + at)
+            keys[:, :, offset // LANES, :, offset % LANES] = row[:, 0]
+            values[:, :, offset] = row[:, 1]
+
+
+def _page_bytes(slabs: Slabs, page: int) -> Any:
+    """The page's bytes, writable: [page_bytes] uint8."""
+    return np.asarray(memoryview(slabs.arrays[page // slabs.pages_per_slab]))[
+        page % slabs.pages_per_slab
+    ]
+
+
+def _position(
+    slabs: Slabs, pages: Sequence[int], position: int
+) -> tuple[Float32Array, Float32Array, int]:
+    """Views of a page's keys and values, and the position's offset in the page.
+
+    keys:   [layers, kv_heads, page_tokens / 16, head_dim, 16]
+    values: [layers, kv_heads, page_tokens, head_dim]
+    """
+    layout = slabs.layout
+    page = _page_bytes(slabs, pages[position // layout.page_tokens]).view(np.float32)
+    halves = page.reshape(layout.layers, layout.kv_heads, 2, layout.page_tokens * layout.head_dim)
+    keys = halves[:, :, 0].reshape(layout.layers, layout.kv_heads, -1, layout.head_dim, LANES)
+    values = halves[:, :, 1].reshape(layout.layers, layout.kv_heads, -1, layout.head_dim)
+    return keys, values, position % layout.page_tokens
+
+
+class _PackedWeights:
+    """The program's matrices, packed into one anonymous mapping, huge pages where there are any."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        tensors = {id(t): t for operation in program.operations for t in _matrices(operation)}
+        offsets, total = {}, 0
+        for key, tensor in tensors.items():
+            offsets[key] = total
+            total += -(-_packed_bytes(tensor) // ALIGNMENT) * ALIGNMENT
+        memory = mmap.mmap(-1, total)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        view = memoryview(memory)
+
+        def pack(key: int) -> tuple[int, Matrix]:
+            tensor = tensors[key]
+            target = view[offsets[key] : offsets[key] + _packed_bytes(tensor)]
+            type_id, rows, columns = tensor.format.type_id, tensor.rows, tensor.columns
+            _cpu.pack(type_id, rows, columns, tensor.data, target)
+            return key, (type_id, rows, columns, target.toreadonly())
+
+        with ThreadPoolExecutor(threads) as executor:
+            self._matrices = dict(executor.map(pack, tensors))
+
+    def __getitem__(self, tensor: Tensor) -> Matrix:
+        return self._matrices[id(tensor)]
+
+
+def _packed_bytes(tensor: Tensor) -> int:
+    try:
+        return _cpu.packed_bytes(tensor.format.type_id, tensor.rows, tensor.columns)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r}: {tensor.format.name} has no CPU kernel yet ({error}); "
+            "use another quantisation of the model"
+        ) from None
+
+
+def _matrices(operation: Operation) -> tuple[Tensor, ...]:
+    """The weights of an operation that are packed."""
+    match operation:
+        case Embed():
+            return (operation.table,)
+        case AttentionInput():
+            return (operation.query, operation.key, operation.value)
+        case Attention():
+            return ()
+        case AttentionOutput():
+            return (operation.weights,)
+        case FeedForward():
+            return (operation.gate, operation.up, operation.down)
+        case Logits():
+            return (operation.head,)
+        case _:
+            assert_never(operation)
+
+
+def _vector(tensor: Tensor) -> bytes:
+    """A copy of a norm or bias, float32: the model file need not stay mapped."""
+    if tensor.format is not Format.F32:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r}: expected F32, found {tensor.format.name}; "
+            "use another conversion of the model"
+        )
+    return bytes(tensor.data)
+
+
+def _add_operation(compiled: _cpu.Program, packed: _PackedWeights, operation: Operation) -> None:
+    match operation:
+        case Embed():
+            compiled.add_embed(packed[operation.table])
+        case AttentionInput():
+            biases = (operation.query_bias, operation.key_bias, operation.value_bias)
+            compiled.add_attention_input(
+                operation.layer,
+                _vector(operation.norm),
+                operation.eps,
+                packed[operation.query],
+                packed[operation.key],
+                packed[operation.value],
+                *(None if bias is None else _vector(bias) for bias in biases),
+            )
+        case Attention():
+            compiled.add_attention(operation.layer)
+        case AttentionOutput():
+            compiled.add_attention_output(packed[operation.weights])
+        case FeedForward():
+            compiled.add_feed_forward(
+                _vector(operation.norm),
+                operation.eps,
+                packed[operation.gate],
+                packed[operation.up],
+                packed[operation.down],
+            )
+        case Logits():
+            compiled.add_logits(_vector(operation.norm), operation.eps, packed[operation.head])
+        case _:
+            assert_never(operation)
+
+
+def log_sum_exp(logits: Float32Array) -> float:
+    """log(sum(exp(logits))), the same bits on every machine; logits: [vocab] float32."""
+    return _cpu.log_sum_exp(kernel_set_name(), np.ascontiguousarray(logits))
+
+
+def sample(
+    logits: Float32Array,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    uniform: float,
+) -> int:
+    """The token that `uniform`, a number in [0, 1), picks; logits: [vocab] float32.
+
+    Of the logits ordered by value, ties to the lower id, top_k keeps a prefix (0: all), top_p the
+    shortest prefix that holds this share of what is left, min_p those with at least this share of
+    the most likely one's; temperature then sharpens or flattens what is drawn from.
+    """
+    contiguous = np.ascontiguousarray(logits)
+    return _cpu.sample(kernel_set_name(), contiguous, temperature, top_k, top_p, min_p, uniform)

@@ -1,0 +1,14 @@
+/* What gcc and clang spell differently, for kernels_*.c. */
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define PRAGMA(text) _Pragma(#text)
+#define TARGET_BEGIN(features) PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define TARGET_END PRAGMA(clang attribute pop)
+#else
+#define UNROLL _Pragma("GCC unroll 12")
+#define PRAGMA(text) _Pragma(#text)
+#define TARGET_BEGIN(features) PRAGMA(GCC push_options) PRAGMA(GCC target(features))
+#define TARGET_END PRAGMA(GCC pop_options)
+#endif

@@ -1,0 +1,377 @@
+/* The kernels, written once over 16 lanes; a kernels_*.c includes this after its simd_*.h.
+ *
+ * NAME(x) appends the instruction set to a name. Nothing here may depend on how wide a register is:
+ * tiles only choose which outputs are computed together.
+ */
+
+INLINE vf load_first(const float *p, int64_t n) {
+    float lane[LANES] = {0};
+    if (n >= LANES) return v_load(p);
+    memcpy(lane, p, (size_t)n * sizeof(float));
+    return v_load(lane);
+}
+
+INLINE void store_first(float *p, vf a, int64_t n) {
+    float lane[LANES];
+    if (n >= LANES) { v_store(p, a); return; }
+    v_store(lane, a);
+    memcpy(p, lane, (size_t)n * sizeof(float));
+}
+
+/* e^x for x <= 88, 0 below -87. x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 p(r), p fitted to 3e-9. */
+INLINE vf v_exp(vf x) {
+    vf bounded = v_select_gt(x, v_set1(-87.0f), x, v_set1(-87.0f));
+    vi n = v_round(v_mul(bounded, v_set1(0x1.715476p+0f)));
+    vf count = v_float(n);
+    vf r = v_fma(count, v_set1(-0x1.62e4p-1f), bounded);
+    r = v_fma(count, v_set1(-0x1.7f7d1cp-20f), r);
+    vf p = v_set1(0x1.6a238cp-10f);
+    p = v_fma(p, r, v_set1(0x1.123a6cp-7f));
+    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
+    p = v_fma(p, r, v_set1(0x1.55549p-3f));
+    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
+    p = v_fma(p, v_mul(r, r), v_add(r, v_set1(1.0f)));
+    return v_select_gt(x, v_set1(-87.0f), v_mul(p, v_pow2(n)), v_set1(0.0f));
+}
+
+INLINE float exp1(float x) {
+    float lane[LANES];
+    v_store(lane, v_exp(v_set1(x)));
+    return lane[0];
+}
+
+static void NAME(rms_norm)(const float *x, const float *weight, int64_t columns, float eps, float *out) {
+    vf squares = v_set1(0.0f);
+    for (int64_t k = 0; k < columns; k += LANES) {
+        vf v = load_first(x + k, columns - k);
+        squares = v_fma(v, v, squares);
+    }
+    vf scale = v_set1(1.0f / sqrtf(v_sum(squares) / (float)columns + eps));
+    for (int64_t k = 0; k < columns; k += LANES) {
+        vf v = v_mul(load_first(x + k, columns - k), scale);
+        store_first(out + k, v_mul(v, load_first(weight + k, columns - k)), columns - k);
+    }
+}
+
+static void NAME(quantize)(const float *x, int64_t columns, ActivationBlock *blocks, int64_t stride) {
+    const float smallest_scale = 0x1p-100f; /* below, x / scale could be subnormal arithmetic: call it zero */
+    for (int64_t b = 0; b < columns / BLOCK; b++, x += BLOCK, blocks += stride) {
+        vf low = v_load(x), high = v_load(x + LANES);
+        float scale = v_largest(v_max(v_abs(low), v_abs(high))) / 127.0f;
+        if (!(scale >= smallest_scale)) {
+            memset(blocks, 0, sizeof *blocks);
+            continue;
+        }
+        vf limit = v_set1(127.0f), floor = v_set1(-127.0f), divisor = v_set1(scale);
+        vf a = v_div(low, divisor), c = v_div(high, divisor);
+        a = v_max(v_select_gt(a, limit, limit, a), floor);
+        c = v_max(v_select_gt(c, limit, limit, c), floor);
+        vi qa = v_round(a), qc = v_round(c);
+        vi_store_bytes(blocks->q, qa);
+        vi_store_bytes(blocks->q + LANES, qc);
+        blocks->sum = vi_sum(vi_add(qa, qc));
+        blocks->scale = scale;
+        blocks->scaled_sum = scale * (float)blocks->sum;
+    }
+}
+
+/* Quads i and i + 4 of a packed block. */
+INLINE void load_quads(WeightFormat format, const uint8_t *block, int i, vq *first, vq *second) {
+    if (format == Q8_0) {
+        *first = vq_load_bytes(block + 64 * i);
+        *second = vq_load_bytes(block + 64 * (i + 4));
+    } else {
+        vq both = vq_load(block + 64 * i);
+        *first = vq_low_nibbles(both);
+        *second = vq_high_nibbles(both);
+    }
+}
+
+INLINE int block_bytes(WeightFormat format) {
+    return format == Q8_0 ? 544 : format == Q4_1 ? 320 : 288;
+}
+
+/* What a block's integer sum starts from: it takes off the offset that the format's weights carry. */
+INLINE int32_t first_sum(WeightFormat format, const ActivationBlock *x) {
+    return format == Q8_0 ? -BYTE_BIAS * x->sum : format == Q4_0 ? -8 * x->sum : 0;
+}
+
+/* `groups` packed groups by `columns` activation rows of quantised weights, one accumulator per output. */
+INLINE void quantized_tile(const WeightFormat format, const int groups, const int columns, const uint8_t *weights,
+                           int64_t group_stride, int64_t blocks, const ActivationBlock *x, vf (*acc)[TILE_COLUMNS]) {
+    for (int g = 0; g < groups; g++)
+        for (int c = 0; c < columns; c++) acc[g][c] = v_set1(0.0f);
+    for (int64_t b = 0; b < blocks; b++, weights += block_bytes(format), x += columns) {
+        vi sum[GROUPS_AT_ONCE][TILE_COLUMNS];
+        if (columns <= 2)
+            for (int g = 0; g < groups; g++)
+                for (int i = 0; i < block_bytes(format); i += 64) v_prefetch(weights + g * group_stride + 2048 + i);
+        UNROLL for (int c = 0; c < columns; c++)
+            for (int g = 0; g < groups; g++) sum[g][c] = vi_set1(first_sum(format, x + c));
+        UNROLL for (int i = 0; i < 4; i++) {
+            vq first[GROUPS_AT_ONCE], second[GROUPS_AT_ONCE];
+            UNROLL for (int g = 0; g < groups; g++)
+                load_quads(format, weights + g * group_stride, i, &first[g], &second[g]);
+            UNROLL for (int c = 0; c < columns; c++)
+                UNROLL for (int g = 0; g < groups; g++) {
+                    const int8_t *q = x[c].q + 4 * i;
+                    if (format == Q8_0) {
+                        sum[g][c] = v_dot4_signed(sum[g][c], first[g], q);
+                        sum[g][c] = v_dot4_signed(sum[g][c], second[g], q + 16);
+                    } else {
+                        sum[g][c] = v_dot4_nibbles(sum[g][c], first[g], q);
+                        sum[g][c] = v_dot4_nibbles(sum[g][c], second[g], q + 16);
+                    }
+                }
+        }
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *halves = weights + g * group_stride + block_bytes(format) - (format == Q4_1 ? 64 : 32);
+            vf scale = v_load_half(halves);
+            UNROLL for (int c = 0; c < columns; c++)
+                acc[g][c] = v_fma(v_mul(scale, v_set1(x[c].scale)), v_float(sum[g][c]), acc[g][c]);
+            if (format != Q4_1) continue;
+            vf minimum = v_load_half(halves + 32);
+            UNROLL for (int c = 0; c < columns; c++)
+                acc[g][c] = v_fma(minimum, v_set1(x[c].scaled_sum), acc[g][c]);
+        }
+    }
+}
+
+/* The same for float weights: one ascending chain of fused multiply-adds per output. */
+INLINE void float_tile(const WeightFormat format, const int groups, const int columns, const uint8_t *weights,
+                       int64_t group_stride, int64_t length, const float *x, vf (*acc)[TILE_COLUMNS]) {
+    const int step = format == F32 ? 64 : 32;
+    for (int g = 0; g < groups; g++)
+        for (int c = 0; c < columns; c++) acc[g][c] = v_set1(0.0f);
+    for (int64_t k = 0; k < length; k++)
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *at = weights + g * group_stride + k * step;
+            vf w = format == F32 ? v_load((const float *)at) : v_load_half(at);
+            UNROLL for (int c = 0; c < columns; c++) acc[g][c] = v_fma(w, v_set1(x[c * length + k]), acc[g][c]);
+        }
+}
+
+/* One tile of activation rows by groups [g, g + groups) of weights. */
+INLINE void tile(const WeightFormat format, const int groups, const int columns, const Matrix *w, int64_t group,
+                 const Activations *x, int64_t first, float *y, int64_t ld) {
+    const int quantized = format != F32 && format != F16;
+    const int64_t blocks = w->columns / BLOCK;
+    const int64_t stride = quantized ? blocks * block_bytes(format) : w->columns * (format == F32 ? 64 : 32);
+    const uint8_t *weights = w->data + group * stride;
+    vf acc[GROUPS_AT_ONCE][TILE_COLUMNS];
+    if (quantized) quantized_tile(format, groups, columns, weights, stride, blocks, x->blocks + first * blocks, acc);
+    else float_tile(format, groups, columns, weights, stride, w->columns, x->values + first * w->columns, acc);
+    for (int c = 0; c < columns && first + c < x->rows; c++)
+        for (int g = 0; g < groups; g++) {
+            int64_t row = (group + g) * LANES;
+            store_first(y + (first + c) * ld + row, acc[g][c], w->rows - row);
+        }
+}
+
+typedef void (*TileFunction)(const Matrix *, int64_t, const Activations *, int64_t, float *, int64_t);
+
+#define TILE(format, groups, columns)                                                                             \
+    static NOINLINE void NAME(tile_##format##_##groups##x##columns)(const Matrix *w, int64_t group,               \
+                                                                    const Activations *x, int64_t first,          \
+                                                                    float *y, int64_t ld) {                       \
+        tile(format, groups, columns, w, group, x, first, y, ld);                                                 \
+    }
+#if TILE_COLUMNS == 12
+#define TILES(format, groups)                                                                                     \
+    TILE(format, groups, 1) TILE(format, groups, 2) TILE(format, groups, 4) TILE(format, groups, 8)               \
+    TILE(format, groups, 12)                                                                                      \
+    static const TileFunction NAME(tiles_##format##_##groups)[] = {                                               \
+        NAME(tile_##format##_##groups##x1), NAME(tile_##format##_##groups##x2),                                   \
+        NAME(tile_##format##_##groups##x4), NAME(tile_##format##_##groups##x8),                                   \
+        NAME(tile_##format##_##groups##x12)};
+#else
+#define TILES(format, groups)                                                                                     \
+    TILE(format, groups, 1) TILE(format, groups, 2) TILE(format, groups, 4)                                       \
+    static const TileFunction NAME(tiles_##format##_##groups)[] = {                                               \
+        NAME(tile_##format##_##groups##x1), NAME(tile_##format##_##groups##x2),                                   \
+        NAME(tile_##format##_##groups##x4)};
+#endif
+TILES(F32, 1) TILES(F16, 1) TILES(Q4_0, 1) TILES(Q4_1, 1) TILES(Q8_0, 1)
+#if GROUPS_AT_ONCE == 2
+TILES(F32, 2) TILES(F16, 2) TILES(Q4_0, 2) TILES(Q4_1, 2) TILES(Q8_0, 2)
+#endif
+
+static const int NAME(tile_widths)[] = {1, 2, 4, 8, 12};
+
+/* Index of the narrowest tile that holds `rows`. */
+INLINE int tile_index(int64_t rows) {
+    int i = 0;
+    while (NAME(tile_widths)[i] < rows && NAME(tile_widths)[i] < TILE_COLUMNS) i++;
+    return i;
+}
+
+static int NAME(tile_width)(int64_t rows) { return NAME(tile_widths)[tile_index(rows)]; }
+
+INLINE const TileFunction *tile_functions(WeightFormat format, int groups) {
+#if GROUPS_AT_ONCE == 2
+    if (groups == 2) switch (format) {
+    case F32: return NAME(tiles_F32_2);
+    case F16: return NAME(tiles_F16_2);
+    case Q4_0: return NAME(tiles_Q4_0_2);
+    case Q4_1: return NAME(tiles_Q4_1_2);
+    case Q8_0: return NAME(tiles_Q8_0_2);
+    }
+#endif
+    (void)groups;
+    switch (format) {
+    case F32: return NAME(tiles_F32_1);
+    case F16: return NAME(tiles_F16_1);
+    case Q4_0: return NAME(tiles_Q4_0_1);
+    case Q4_1: return NAME(tiles_Q4_1_1);
+    case Q8_0: return NAME(tiles_Q8_0_1);
+    }
+    return NULL;
+}
+
+static void NAME(matmul)(const Matrix *w, const Activations *x, float *y, int64_t ld, int64_t first_group,
+                         int64_t end_group) {
+    int groups;
+    for (int64_t group = first_group; group < end_group; group += groups) {
+        groups = end_group - group >= GROUPS_AT_ONCE ? GROUPS_AT_ONCE : 1;
+        const TileFunction *functions = tile_functions(w->format, groups);
+        for (int64_t first = 0; first < x->rows; first += TILE_COLUMNS)
+            functions[tile_index(x->rows - first)](w, group, x, first, y, ld);
+    }
+}
+
+static void NAME(silu_mul)(float *gate, const float *up, int64_t count) {
+    vf one = v_set1(1.0f), highest = v_set1(87.0f);
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf x = load_first(gate + i, count - i), minus = v_sub(v_set1(0.0f), x);
+        vf sigmoid = v_div(one, v_add(one, v_exp(v_select_gt(minus, highest, highest, minus))));
+        store_first(gate + i, v_mul(v_mul(x, sigmoid), load_first(up + i, count - i)), count - i);
+    }
+}
+
+/* scores[r][t] = scale * (q_r . k_t), each one chain over ascending head dimensions. */
+INLINE void score_rows(const AttentionRun *run, const int rows, int first, int groups) {
+    vf scale = v_set1(run->scale);
+    const float *q[QUERIES_AT_ONCE];
+    for (int r = 0; r < rows; r++) q[r] = run->queries[first + r];
+    for (int g = 0; g < groups; g++) {
+        vf acc[QUERIES_AT_ONCE];
+        UNROLL for (int r = 0; r < rows; r++) acc[r] = v_set1(0.0f);
+        const float *keys = run->keys[g];
+        for (int d = 0; d < run->head_dim; d++) {
+            vf k = v_load(keys + d * LANES);
+            UNROLL for (int r = 0; r < rows; r++) acc[r] = v_fma(k, v_set1(q[r][d]), acc[r]);
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            v_store(run->scores + (first + r) * RUN_TOKENS + g * LANES, v_mul(acc[r], scale));
+    }
+}
+
+/* Turns a query's scores into weights; unseen positions weigh nothing. */
+INLINE void weigh_row(const AttentionRun *run, int row) {
+    float *scores = run->scores + row * RUN_TOKENS, *out = run->out[row];
+    int visible = run->visible[row], groups = (visible + LANES - 1) / LANES;
+    vf lowest = v_set1(-INFINITY), largest = lowest, sum = v_set1(0.0f);
+    for (int g = 0; g < groups; g++) {
+        int here = visible - g * LANES < LANES ? visible - g * LANES : LANES;
+        vf s = v_first(v_load(scores + g * LANES), lowest, here);
+        v_store(scores + g * LANES, s);
+        largest = v_max(largest, s);
+    }
+    out[PARTIAL_MAX] = v_largest(largest);
+    for (int g = 0; g < groups; g++) {
+        vf w = v_exp(v_sub(v_load(scores + g * LANES), v_set1(out[PARTIAL_MAX])));
+        v_store(scores + g * LANES, w);
+        sum = v_add(sum, w);
+    }
+    out[PARTIAL_SUM] = v_sum(sum);
+}
+
+/* Adds positions [begin, end) to the weighted sums of values, in order, for 16 * `chunks` head dimensions from d. */
+INLINE void add_values(const AttentionRun *run, const int rows, const int chunks, int first, int d, int begin,
+                       int end) {
+    vf acc[VALUE_ROWS][VALUE_CHUNKS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < chunks; j++)
+            acc[r][j] = v_load(run->out[first + r] + PARTIAL_VALUES + d + j * LANES);
+    for (int t = begin; t < end; t++) {
+        const float *value = run->values[t / LANES] + (t % LANES) * run->head_dim + d;
+        vf v[VALUE_CHUNKS];
+        UNROLL for (int j = 0; j < chunks; j++) v[j] = v_load(value + j * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vf weight = v_set1(run->scores[(first + r) * RUN_TOKENS + t]);
+            UNROLL for (int j = 0; j < chunks; j++) acc[r][j] = v_fma(weight, v[j], acc[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < chunks; j++)
+            v_store(run->out[first + r] + PARTIAL_VALUES + d + j * LANES, acc[r][j]);
+}
+
+INLINE void add_values_all_dims(const AttentionRun *run, const int rows, int first, int begin, int end) {
+    int d = 0;
+    for (; d + VALUE_CHUNKS * LANES <= run->head_dim; d += VALUE_CHUNKS * LANES)
+        add_values(run, rows, VALUE_CHUNKS, first, d, begin, end);
+    for (; d < run->head_dim; d += LANES) add_values(run, rows, 1, first, d, begin, end);
+}
+
+static void NAME(attend)(const AttentionRun *run) {
+    int most = 0, least = RUN_TOKENS, row = 0;
+    for (int r = 0; r < run->rows; r++) {
+        if (run->visible[r] > most) most = run->visible[r];
+        if (run->visible[r] < least) least = run->visible[r];
+    }
+    int groups = (most + LANES - 1) / LANES;
+    for (; row + QUERIES_AT_ONCE <= run->rows; row += QUERIES_AT_ONCE) score_rows(run, QUERIES_AT_ONCE, row, groups);
+    for (; row + 3 <= run->rows; row += 3) score_rows(run, 3, row, groups);
+    for (; row < run->rows; row++) score_rows(run, 1, row, groups);
+    for (row = 0; row < run->rows; row++) {
+        weigh_row(run, row);
+        memset(run->out[row] + PARTIAL_VALUES, 0, (size_t)run->head_dim * sizeof(float));
+    }
+    for (row = 0; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_values_all_dims(run, VALUE_ROWS, row, 0, least);
+    for (; row + 3 <= run->rows; row += 3) add_values_all_dims(run, 3, row, 0, least);
+    for (; row < run->rows; row++) add_values_all_dims(run, 1, row, 0, least);
+    for (row = 0; row < run->rows; row++)
+        if (run->visible[row] > least) add_values_all_dims(run, 1, row, least, run->visible[row]);
+}
+
+static void NAME(merge)(float *state, const float *next, int head_dim) {
+    float largest = state[PARTIAL_MAX] > next[PARTIAL_MAX] ? state[PARTIAL_MAX] : next[PARTIAL_MAX];
+    float old = exp1(state[PARTIAL_MAX] - largest), new = exp1(next[PARTIAL_MAX] - largest);
+    state[PARTIAL_MAX] = largest;
+    state[PARTIAL_SUM] = fmaf(state[PARTIAL_SUM], old, next[PARTIAL_SUM] * new);
+    vf keep = v_set1(old), take = v_set1(new);
+    for (int d = PARTIAL_VALUES; d < PARTIAL_VALUES + head_dim; d += LANES)
+        v_store(state + d, v_fma(v_load(state + d), keep, v_mul(v_load(next + d), take)));
+}
+
+static void NAME(finish)(const float *state, int head_dim, float *out) {
+    vf sum = v_set1(state[PARTIAL_SUM]);
+    for (int d = 0; d < head_dim; d += LANES) v_store(out + d, v_div(v_load(state + PARTIAL_VALUES + d), sum));
+}
+
+static float NAME(exp_shifted)(const float *logits, int64_t count, float *weights) {
+    vf lowest = v_set1(-INFINITY), largest = lowest;
+    for (int64_t i = 0; i < count; i += LANES) {
+        int here = count - i < LANES ? (int)(count - i) : LANES;
+        largest = v_max(largest, v_first(load_first(logits + i, here), lowest, here));
+    }
+    float max = v_largest(largest);
+    for (int64_t i = 0; i < count; i += LANES)
+        store_first(weights + i, v_exp(v_sub(load_first(logits + i, count - i), v_set1(max))), count - i);
+    return max;
+}
+
+const KernelSet NAME(kernels) = {
+    .name = SET_NAME,
+    .tile_columns = TILE_COLUMNS,
+    .tile_width = NAME(tile_width),
+    .rms_norm = NAME(rms_norm),
+    .quantize = NAME(quantize),
+    .matmul = NAME(matmul),
+    .silu_mul = NAME(silu_mul),
+    .attend = NAME(attend),
+    .merge = NAME(merge),
+    .finish = NAME(finish),
+    .exp_shifted = NAME(exp_shifted),
+};

@@ -1,0 +1,123 @@
+/* The contract between the forward pass (program.c) and the kernels of one instruction set.
+ *
+ * Every kernel set gives the same bits (see the numerics contract in llamay/mlx_kernels/__init__.py).
+ * That holds by construction: kernel_bodies.h is written once over a vector of 16 float lanes, and an
+ * instruction set only supplies the lanes (simd_*.h). Whatever a kernel sums, it sums in an order that
+ * depends on the shape of one output alone.
+ */
+#ifndef LLAMAY_KERNELS_H
+#define LLAMAY_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    LANES = 16,        /* output rows in one packed group; positions in one group of keys */
+    BLOCK = 32,        /* weights or activations that share a scale */
+    RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
+    RUN_GROUPS = RUN_TOKENS / LANES,
+    ATTENTION_ROWS = 12, /* queries that read a run of keys together */
+};
+
+/* ggml's type ids of the formats the kernels take. */
+typedef enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 } WeightFormat;
+
+/* A weight matrix, packed by pack.c: rows in groups of 16, one lane each, zero rows at the end.
+ *
+ * F32, F16: [groups][columns][16] values.
+ * Q4_0, Q4_1, Q8_0: [groups][columns / 32] blocks of
+ *     quads:  byte j of lane r in quad i is weight 4 * i + j of row r. Q8_0 has 8 quads of 64 bytes;
+ *             Q4 has 4, quad i in the low nibbles and quad i + 4 in the high ones.
+ *     scales: [16] float16, and for Q4_1 then minima: [16] float16.
+ */
+typedef struct {
+    WeightFormat format;
+    int64_t rows, columns;
+    const uint8_t *data;
+} Matrix;
+
+/* 32 activations of one row, quantised. */
+typedef struct {
+    int8_t q[BLOCK]; /* round(x / scale), in [-127, 127] */
+    float scale;     /* max |x| / 127, or 0 for a row of tiny values */
+    float scaled_sum; /* scale * sum */
+    int32_t sum;     /* sum of q */
+    int32_t unused;
+} ActivationBlock;
+
+/* Rows of activations that one matrix product reads.
+ *
+ * values: [rows][columns] float32, what float weights read
+ * blocks: quantised rows in tiles: [tile][columns / 32][tile width], each tile `tile_columns` rows wide
+ *         but the last, whose width is `tile_width(rows left)`, padded with zero rows
+ */
+typedef struct {
+    int64_t rows, columns;
+    const float *values;
+    ActivationBlock *blocks;
+} Activations;
+
+/* One run of up to 256 positions of one KV head, read by up to 12 queries. */
+typedef struct {
+    const float *keys[RUN_GROUPS];   /* each [head_dim][16] */
+    const float *values[RUN_GROUPS]; /* each [16][head_dim] */
+    int head_dim;
+    float scale;
+    int rows;
+    const float *queries[ATTENTION_ROWS]; /* each [head_dim] */
+    int visible[ATTENTION_ROWS];          /* positions of this run that the query sees, 1..256 */
+    float *scores;                        /* scratch, [ATTENTION_ROWS][RUN_TOKENS] */
+    float *out[ATTENTION_ROWS];           /* AttentionPartial: [2 + head_dim] */
+} AttentionRun;
+
+/* A partial result of attention: [0] largest score, [1] sum of weights, [2..] weighted sum of values. */
+enum { PARTIAL_MAX = 0, PARTIAL_SUM = 1, PARTIAL_VALUES = 2 };
+
+typedef struct {
+    const char *name;
+    int tile_columns; /* widest tile of activation rows */
+
+    /* Smallest width of a tile that holds `rows` <= tile_columns rows. */
+    int (*tile_width)(int64_t rows);
+
+    /* out[c] = x[c] / sqrt(mean(x^2) + eps) * weight[c] */
+    void (*rms_norm)(const float *x, const float *weight, int64_t columns, float eps, float *out);
+
+    /* Quantises one row; block b goes to blocks[b * stride]. columns is a multiple of 32. */
+    void (*quantize)(const float *x, int64_t columns, ActivationBlock *blocks, int64_t stride);
+
+    /* y[a * ld + r] = dot(weights row r, activations row a) for rows 16 * first_group <= r < 16 * end_group. */
+    void (*matmul)(const Matrix *weights, const Activations *x, float *y, int64_t ld, int64_t first_group,
+                   int64_t end_group);
+
+    /* gate[i] = silu(gate[i]) * up[i] */
+    void (*silu_mul)(float *gate, const float *up, int64_t count);
+
+    /* Each query's partial result over one run. */
+    void (*attend)(const AttentionRun *run);
+
+    /* Folds `next` into `state`, both partial results; order matters, so callers go by ascending run. */
+    void (*merge)(float *state, const float *next, int head_dim);
+
+    /* out = values / sum of a partial result */
+    void (*finish)(const float *state, int head_dim, float *out);
+
+    /* weights[i] = exp(logits[i] - max); returns max. */
+    float (*exp_shifted)(const float *logits, int64_t count, float *weights);
+} KernelSet;
+
+/* Kernel sets compiled for this machine's architecture, best first, NULL at the end. */
+extern const KernelSet *const kernel_sets[];
+
+/* Whether this processor can run the set of that name. */
+int kernel_set_runs_here(const KernelSet *set);
+
+/* Packing (pack.c). */
+int format_known(int type_id);
+int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t columns);
+int64_t row_bytes(WeightFormat format, int64_t columns);
+void pack_rows(WeightFormat format, int64_t rows, int64_t columns, const uint8_t *source, uint8_t *packed);
+void dequantize_row(const Matrix *matrix, int64_t row, float *out);
+float half_to_float(uint16_t half);
+
+#endif

@@ -1,0 +1,370 @@
+/* Runs a program: every operation is a few jobs for the thread pool, split by output rows or by step rows. */
+#include "program.h"
+
+#include <fenv.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+#include "fixed_math.h"
+
+enum { ROW_PADDING = 16, ALIGNMENT = 64, SERIAL_ROWS = 4 };
+
+/* Buffers of one run, kept between runs and grown when a step has more rows. */
+struct Scratch {
+    int64_t rows; /* capacity */
+    int threads;
+    int64_t partial_capacity;
+    float *stream;            /* residual stream, [rows][hidden] */
+    float *inputs;            /* normed rows, [rows][widest] */
+    float *projected[2];      /* [rows][widest]: queries or gate; up or a product before the residual */
+    float *keys, *values;     /* [rows][num_kv_heads][head_dim] */
+    float *attended;          /* [rows][num_heads * head_dim] */
+    float *cosines, *sines;   /* [rows][rope_dim / 2] */
+    ActivationBlock *blocks;  /* [rows][widest / 32] */
+    float *workspace;         /* attention, per worker */
+    float *partials;
+    AttentionPlan plan;
+};
+
+typedef struct {
+    Program *program;
+    Pool *pool;
+    const Step *step;
+    Scratch *scratch;
+} Run;
+
+static void *allocate(size_t bytes) {
+    size_t rounded = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+    void *memory = aligned_alloc(ALIGNMENT, rounded);
+    if (memory) memset(memory, 0, rounded);
+    return memory;
+}
+
+static void free_buffers(Scratch *s) {
+    void *buffers[] = {s->stream, s->inputs, s->projected[0], s->projected[1], s->keys, s->values, s->attended,
+                       s->cosines, s->sines, s->blocks, s->workspace, s->partials};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
+    AttentionPlan plan = s->plan;
+    memset(s, 0, sizeof *s);
+    s->plan = plan;
+}
+
+void scratch_free(Scratch *scratch) {
+    if (!scratch) return;
+    free_buffers(scratch);
+    plan_free(&scratch->plan);
+    free(scratch);
+}
+
+/* Longest row that any matrix of the program reads or writes, logits apart. */
+static int64_t widest_row(const Program *program) {
+    int64_t widest = program->shape.hidden;
+    for (int i = 0; i < program->num_operations; i++)
+        for (int part = 0; part < MAX_PARTS; part++) {
+            const Matrix *w = program->operations[i].weights + part;
+            if (w->columns > widest) widest = w->columns;
+            if (program->operations[i].kind != EMBED && program->operations[i].kind != LOGITS && w->rows > widest)
+                widest = w->rows;
+        }
+    return widest;
+}
+
+static int grow_scratch(Program *program, int64_t rows, int threads) {
+    if (!program->scratch) program->scratch = calloc(1, sizeof *program->scratch);
+    Scratch *s = program->scratch;
+    if (!s) return -1;
+    if (rows <= s->rows && threads <= s->threads) return 0;
+    if (rows < s->rows) rows = s->rows;
+    if (threads < s->threads) threads = s->threads;
+    const ModelShape *shape = &program->shape;
+    int64_t widest = widest_row(program);
+    size_t padded = (size_t)(rows + ROW_PADDING), wide = padded * (size_t)widest * sizeof(float);
+    size_t kv = padded * (size_t)(shape->num_kv_heads * shape->head_dim) * sizeof(float);
+    size_t rope = padded * (size_t)(shape->rope_dim / 2 + 1) * sizeof(float);
+    free_buffers(s);
+    s->stream = allocate(padded * (size_t)shape->hidden * sizeof(float));
+    s->inputs = allocate(wide);
+    s->projected[0] = allocate(wide);
+    s->projected[1] = allocate(wide);
+    s->keys = allocate(kv);
+    s->values = allocate(kv);
+    s->attended = allocate(padded * (size_t)(shape->num_heads * shape->head_dim) * sizeof(float));
+    s->cosines = allocate(rope);
+    s->sines = allocate(rope);
+    s->blocks = allocate(padded * (size_t)(widest / BLOCK + 1) * sizeof(ActivationBlock));
+    s->workspace = allocate((size_t)threads * (size_t)attention_workspace_floats(shape) * sizeof(float));
+    if (!s->stream || !s->inputs || !s->projected[0] || !s->projected[1] || !s->keys || !s->values || !s->attended ||
+        !s->cosines || !s->sines || !s->blocks || !s->workspace) {
+        free_buffers(s);
+        return -1;
+    }
+    s->rows = rows;
+    s->threads = threads;
+    return 0;
+}
+
+static int plan_step(Run *run) {
+    Scratch *s = run->scratch;
+    const ModelShape *shape = &run->program->shape;
+    if (plan_attention(&s->plan, shape, run->step)) return -1;
+    int64_t floats = partial_floats(&s->plan, shape, run->step);
+    if (floats <= s->partial_capacity) return 0;
+    free(s->partials);
+    s->partials = allocate((size_t)floats * sizeof(float));
+    s->partial_capacity = s->partials ? floats : 0;
+    return s->partials ? 0 : -1;
+}
+
+/* Jobs over step rows: a few rows cost less than waking the other threads. */
+static void for_rows(Run *run, int64_t rows, PoolTask task, void *argument) {
+    if (rows <= SERIAL_ROWS) task(argument, 0, rows, 0);
+    else pool_run(run->pool, rows, (rows + 8 * pool_threads(run->pool) - 1) / (8 * pool_threads(run->pool)), task, argument);
+}
+
+/* --- rotary embedding ---------------------------------------------------------------------------------- */
+
+static void rope_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    const Run *run = argument;
+    const ModelShape *shape = &run->program->shape;
+    int half = shape->rope_dim / 2;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++)
+        for (int i = 0; i < half; i++) {
+            double sine, cosine;
+            fixed_sincos(run->step->positions[row] * shape->rope_inverse[i], &sine, &cosine);
+            run->scratch->sines[row * half + i] = (float)(sine * shape->rope_magnitude);
+            run->scratch->cosines[row * half + i] = (float)(cosine * shape->rope_magnitude);
+        }
+}
+
+static void rotate(const ModelShape *shape, const float *cosines, const float *sines, float *head) {
+    int half = shape->rope_dim / 2, step = shape->rope_interleaved ? 2 : 1;
+    int partner = shape->rope_interleaved ? 1 : half;
+    for (int i = 0; i < half; i++) {
+        float a = head[i * step], b = head[i * step + partner];
+        head[i * step] = a * cosines[i] - b * sines[i];
+        head[i * step + partner] = a * sines[i] + b * cosines[i];
+    }
+}
+
+/* --- matrix products ----------------------------------------------------------------------------------- */
+
+static int is_quantized(const Matrix *w) { return w->format != F32 && w->format != F16; }
+
+typedef struct {
+    Run *run;
+    const float *source; /* [rows][columns] */
+    const int32_t *pick; /* which rows of source, or NULL for all */
+    const Operation *norm; /* its norm and eps, or NULL */
+    int quantize;
+    Activations *out;
+} PrepareJob;
+
+static void prepare_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    const PrepareJob *job = argument;
+    const KernelSet *kernels = job->run->program->kernels;
+    Activations *out = job->out;
+    int64_t columns = out->columns, blocks = columns / BLOCK, tile = kernels->tile_columns;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        const float *x = job->source + (job->pick ? job->pick[row] : row) * columns;
+        if (job->norm) {
+            float *normed = job->run->scratch->inputs + row * columns;
+            kernels->rms_norm(x, job->norm->norm, columns, job->norm->eps, normed);
+            x = normed;
+        }
+        if (!job->quantize) continue;
+        int64_t first = row / tile * tile;
+        int width = kernels->tile_width(out->rows - first < tile ? out->rows - first : tile);
+        kernels->quantize(x, columns, out->blocks + first * blocks + (row - first), width);
+    }
+}
+
+static void clear_padding(const Run *run, Activations *x) {
+    int64_t tile = run->program->kernels->tile_columns, first = (x->rows - 1) / tile * tile;
+    int width = run->program->kernels->tile_width(x->rows - first);
+    for (int64_t b = 0; b < x->columns / BLOCK; b++)
+        for (int64_t pad = x->rows - first; pad < width; pad++)
+            memset(x->blocks + first * (x->columns / BLOCK) + b * width + pad, 0, sizeof(ActivationBlock));
+}
+
+/* Rows ready for a matrix product: normed if asked, quantised if any of the matrices is. */
+static Activations prepare(Run *run, const float *source, const int32_t *pick, int64_t rows, const Operation *norm,
+                           const Matrix *weights, int parts) {
+    Activations x = {.rows = rows, .columns = weights->columns, .blocks = run->scratch->blocks,
+                     .values = norm ? run->scratch->inputs : source};
+    PrepareJob job = {run, source, pick, norm, 0, &x};
+    for (int part = 0; part < parts; part++) job.quantize |= is_quantized(weights + part);
+    if (job.quantize) clear_padding(run, &x);
+    for_rows(run, rows, prepare_rows, &job);
+    return x;
+}
+
+typedef struct {
+    Run *run;
+    int parts;
+    const Matrix *weights;
+    const Activations *x;
+    float *out[MAX_PARTS]; /* each [rows][rows of its matrix] */
+    float *residual;       /* added to by part 0, or NULL */
+    int gated;             /* parts are gate and up: out[0] = silu(gate) * up */
+} MatmulJob;
+
+enum { ITEM_GROUPS = 2 }; /* groups of 16 output rows in one item */
+
+static int64_t matmul_items(const Matrix *w) {
+    return (w->rows + ITEM_GROUPS * LANES - 1) / (ITEM_GROUPS * LANES);
+}
+
+static void matmul_item(const MatmulJob *job, int part, int64_t item) {
+    const KernelSet *kernels = job->run->program->kernels;
+    const Matrix *w = job->weights + part;
+    int64_t groups = (w->rows + LANES - 1) / LANES, first = item * ITEM_GROUPS;
+    int64_t end = first + ITEM_GROUPS < groups ? first + ITEM_GROUPS : groups;
+    kernels->matmul(w, job->x, job->out[part], w->rows, first, end);
+    int64_t row = first * LANES, count = (end * LANES < w->rows ? end * LANES : w->rows) - row;
+    if (job->gated) {
+        kernels->matmul(w + 1, job->x, job->out[1], w->rows, first, end);
+        for (int64_t a = 0; a < job->x->rows; a++)
+            kernels->silu_mul(job->out[0] + a * w->rows + row, job->out[1] + a * w->rows + row, count);
+    }
+    if (job->residual)
+        for (int64_t a = 0; a < job->x->rows; a++)
+            for (int64_t i = a * w->rows + row; i < a * w->rows + row + count; i++) job->residual[i] += job->out[0][i];
+}
+
+static void matmul_items_task(void *argument, int64_t begin, int64_t end, int worker) {
+    const MatmulJob *job = argument;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t local = item;
+        int part = 0;
+        while (local >= matmul_items(job->weights + part)) local -= matmul_items(job->weights + part++);
+        matmul_item(job, part, local);
+    }
+}
+
+static void run_matmul(MatmulJob *job) {
+    int64_t items = 0, claims = 8 * pool_threads(job->run->pool);
+    for (int part = 0; part < (job->gated ? 1 : job->parts); part++) items += matmul_items(job->weights + part);
+    pool_run(job->run->pool, items, items / claims + 1, matmul_items_task, job);
+}
+
+/* --- operations ---------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Run *run;
+    const Operation *operation;
+} OperationJob;
+
+static void embed_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    const OperationJob *job = argument;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++)
+        dequantize_row(job->operation->weights, job->run->step->tokens[row],
+                       job->run->scratch->stream + row * job->run->program->shape.hidden);
+}
+
+static void add_bias(float *x, const float *bias, int64_t count) {
+    for (int64_t i = 0; bias && i < count; i++) x[i] += bias[i];
+}
+
+/* Bias and rotation of a row's queries and keys; keys and values into the page. */
+static void finish_input_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    const OperationJob *job = argument;
+    const Operation *op = job->operation;
+    const Step *step = job->run->step;
+    Scratch *s = job->run->scratch;
+    const ModelShape *shape = &job->run->program->shape;
+    int head_dim = shape->head_dim, half = shape->rope_dim / 2, query_dim = shape->num_heads * head_dim;
+    int kv_dim = shape->num_kv_heads * head_dim;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        const float *cosines = s->cosines + row * half, *sines = s->sines + row * half;
+        float *queries = s->projected[0] + row * query_dim, *keys = s->keys + row * kv_dim;
+        float *values = s->values + row * kv_dim;
+        add_bias(queries, op->bias[QUERY], query_dim);
+        add_bias(keys, op->bias[KEY], kv_dim);
+        add_bias(values, op->bias[VALUE], kv_dim);
+        for (int h = 0; h < shape->num_heads; h++) rotate(shape, cosines, sines, queries + h * head_dim);
+        int64_t position = step->positions[row], offset = position % step->page_tokens;
+        uint8_t *page = step->pages[step->contexts[row] * step->max_pages + position / step->page_tokens];
+        for (int h = 0; h < shape->num_kv_heads; h++) {
+            rotate(shape, cosines, sines, keys + h * head_dim);
+            float *to = page_keys(shape, step->page_tokens, page, op->layer, h) + offset / LANES * LANES * head_dim;
+            for (int d = 0; d < head_dim; d++) to[d * LANES + offset % LANES] = keys[h * head_dim + d];
+            memcpy(page_values(shape, step->page_tokens, page, op->layer, h) + offset * head_dim, values + h * head_dim,
+                   (size_t)head_dim * sizeof(float));
+        }
+    }
+}
+
+static void attention_input(Run *run, const Operation *op) {
+    Scratch *s = run->scratch;
+    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 3);
+    MatmulJob product = {run, 3, op->weights, &x, {s->projected[0], s->keys, s->values}, NULL, 0};
+    run_matmul(&product);
+    OperationJob rest = {run, op};
+    for_rows(run, run->step->rows, finish_input_rows, &rest);
+}
+
+/* stream += weights . source */
+static void project_to_stream(Run *run, const Matrix *weights, const float *source) {
+    Activations x = prepare(run, source, NULL, run->step->rows, NULL, weights, 1);
+    MatmulJob product = {run, 1, weights, &x, {run->scratch->projected[1]}, run->scratch->stream, 0};
+    run_matmul(&product);
+}
+
+static void feed_forward(Run *run, const Operation *op) {
+    Scratch *s = run->scratch;
+    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 2);
+    MatmulJob product = {run, 2, op->weights, &x, {s->projected[0], s->projected[1]}, NULL, 1};
+    run_matmul(&product);
+    project_to_stream(run, op->weights + DOWN, s->projected[0]);
+}
+
+static void logits(Run *run, const Operation *op) {
+    if (run->step->num_logit_rows == 0) return;
+    Activations x = prepare(run, run->scratch->stream, run->step->logit_rows, run->step->num_logit_rows, op,
+                            op->weights, 1);
+    MatmulJob product = {run, 1, op->weights, &x, {run->step->logits}, NULL, 0};
+    run_matmul(&product);
+}
+
+static void run_operation(Run *run, const Operation *op) {
+    OperationJob rows = {run, op};
+    Scratch *s = run->scratch;
+    switch (op->kind) {
+    case EMBED: for_rows(run, run->step->rows, embed_rows, &rows); break;
+    case ATTENTION_INPUT: attention_input(run, op); break;
+    case ATTENTION:
+        attend_step(run->program, run->pool, run->step, &s->plan, op->layer, s->projected[0], s->partials, s->workspace,
+                    s->attended);
+        break;
+    case ATTENTION_OUTPUT: project_to_stream(run, op->weights, s->attended); break;
+    case FEED_FORWARD: feed_forward(run, op); break;
+    case LOGITS: logits(run, op); break;
+    }
+}
+
+StepResult program_run(Program *program, Pool *pool, const Step *step) {
+    if (grow_scratch(program, step->rows, pool_threads(pool))) return STEP_NO_MEMORY;
+    Run run = {program, pool, step, program->scratch};
+    if (plan_step(&run)) return STEP_NO_MEMORY;
+    StepResult result = STEP_DONE;
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    for_rows(&run, step->rows, rope_rows, &run);
+    for (int i = 0; i < program->num_operations; i++) {
+        if (step->control[0]) {
+            result = STEP_CANCELLED;
+            break;
+        }
+        run_operation(&run, program->operations + i);
+        step->control[1] = i + 1;
+    }
+    fesetenv(&callers);
+    return result;
+}

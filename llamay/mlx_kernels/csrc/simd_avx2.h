@@ -1,0 +1,105 @@
+/* 16 lanes as two AVX2 registers, with FMA and F16C. */
+#define TILE_COLUMNS 4
+#define GROUPS_AT_ONCE 1
+#define QUERIES_AT_ONCE 3
+#define VALUE_ROWS 3
+#define VALUE_CHUNKS 2
+#define BYTE_BIAS 0
+
+typedef struct { __m256 lo, hi; } vf;
+typedef struct { __m256i lo, hi; } vi;
+typedef vi vq;
+
+#define BOTH_F(op) ((vf){op(a.lo, b.lo), op(a.hi, b.hi)})
+
+INLINE vf v_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void v_store(float *p, vf a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+INLINE vf v_set1(float x) { __m256 v = _mm256_set1_ps(x); return (vf){v, v}; }
+INLINE vf v_load_half(const uint8_t *p) {
+    return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
+}
+INLINE vf v_add(vf a, vf b) { return BOTH_F(_mm256_add_ps); }
+INLINE vf v_sub(vf a, vf b) { return BOTH_F(_mm256_sub_ps); }
+INLINE vf v_mul(vf a, vf b) { return BOTH_F(_mm256_mul_ps); }
+INLINE vf v_div(vf a, vf b) { return BOTH_F(_mm256_div_ps); }
+INLINE vf v_fma(vf a, vf b, vf c) { return (vf){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+INLINE vf v_max(vf a, vf b) { return BOTH_F(_mm256_max_ps); }
+INLINE vf v_abs(vf a) {
+    __m256 sign = _mm256_set1_ps(-0.0f);
+    return (vf){_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+INLINE vf v_select_gt(vf x, vf bound, vf a, vf b) {
+    return (vf){_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, bound.lo, _CMP_GT_OQ)),
+                _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, bound.hi, _CMP_GT_OQ))};
+}
+INLINE vf v_first(vf a, vf b, int n) {
+    __m256i count = _mm256_set1_epi32(n), lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i lo = _mm256_cmpgt_epi32(count, lane);
+    __m256i hi = _mm256_cmpgt_epi32(count, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
+    return (vf){_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lo)),
+                _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(hi))};
+}
+INLINE vi v_round(vf a) { return (vi){_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+INLINE vf v_float(vi a) { return (vf){_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+INLINE vf v_pow2(vi n) {
+    __m256i bias = _mm256_set1_epi32(127);
+    return (vf){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.lo, bias), 23)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
+}
+INLINE vi vi_set1(int32_t x) { __m256i v = _mm256_set1_epi32(x); return (vi){v, v}; }
+INLINE vi vi_add(vi a, vi b) { return (vi){_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+INLINE void vi_store_bytes(int8_t *p, vi a) {
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xD8);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+INLINE int32_t vi_sum(vi a) {
+    int32_t lane[8], sum = 0;
+    _mm256_storeu_si256((__m256i *)lane, _mm256_add_epi32(a.lo, a.hi));
+    for (int l = 0; l < 8; l++) sum += lane[l];
+    return sum;
+}
+
+INLINE vq vq_load(const uint8_t *p) {
+    return (vq){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
+}
+INLINE vq vq_low_nibbles(vq a) {
+    __m256i mask = _mm256_set1_epi8(15);
+    return (vq){_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)};
+}
+INLINE vq vq_high_nibbles(vq a) {
+    __m256i mask = _mm256_set1_epi8(15);
+    return (vq){_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
+}
+INLINE vq vq_load_bytes(const uint8_t *p) { return vq_load(p); }
+INLINE __m256i dot4_unsigned(__m256i acc, __m256i w, __m256i x) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+INLINE __m256i broadcast_quad(const int8_t *x) {
+    int32_t quad;
+    memcpy(&quad, x, sizeof quad);
+    return _mm256_set1_epi32(quad);
+}
+INLINE vi v_dot4_nibbles(vi acc, vq w, const int8_t *x) {
+    __m256i quad = broadcast_quad(x);
+    return (vi){dot4_unsigned(acc.lo, w.lo, quad), dot4_unsigned(acc.hi, w.hi, quad)};
+}
+/* maddubs adds pairs with saturation at 32767: |w| * sign(w) x is at most 2 * 128 * 127 = 32512. */
+INLINE vi v_dot4_signed(vi acc, vq w, const int8_t *x) {
+    __m256i quad = broadcast_quad(x);
+    return (vi){dot4_unsigned(acc.lo, _mm256_abs_epi8(w.lo), _mm256_sign_epi8(quad, w.lo)),
+                dot4_unsigned(acc.hi, _mm256_abs_epi8(w.hi), _mm256_sign_epi8(quad, w.hi))};
+}
+INLINE float v_sum(vf a) {
+    __m256 eight = _mm256_add_ps(a.lo, a.hi);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+INLINE float v_largest(vf a) {
+    __m256 eight = _mm256_max_ps(a.lo, a.hi);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+INLINE void v_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }

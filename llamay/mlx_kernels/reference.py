@@ -1,0 +1,197 @@
+"""The reference kernel set: stock MLX operations in float32, obviously right and slow.
+
+It promises no bit equality; tests hold the others against it. Weights are dequantised whole.
+A page is [layers, 2, kv_heads, page_tokens, head_dim] float32.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from llamay.formats import KVLayout, Tensor
+from llamay.mlx_kernels import (
+    CONTRACT_VERSION,
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Control,
+    Embed,
+    FeedForward,
+    Float32Array,
+    Logits,
+    Program,
+    Rope,
+    RunStep,
+    Slabs,
+    Step,
+    _cpu,
+)
+
+
+class ReferenceKernels:
+    """Implements `KernelSet`; not exact."""
+
+    name = "reference"
+    numerics_id = f"reference-v{CONTRACT_VERSION}"
+
+    def prepare(self, program: Program) -> RunStep:
+        """See `KernelSet`."""
+        weights: dict[int, mx.array] = {}
+
+        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+            forward = _Forward(program, weights, step, slabs)
+            for index, operation in enumerate(program.operations):
+                if control.cancelled:
+                    return None
+                forward.apply(operation)
+                control.words[1] = index + 1
+            return np.array(forward.logits)
+
+        return run
+
+    def new_slab(self, layout: KVLayout, pages: int) -> Any:
+        """[pages, layers, 2, kv_heads, page_tokens, head_dim] float32."""
+        shape = (layout.layers, 2, layout.kv_heads, layout.page_tokens, layout.head_dim)
+        return mx.zeros((pages, *shape), dtype=mx.float32)
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """See `KernelSet`."""
+        return layout.layers * 2 * layout.kv_heads * layout.page_tokens * layout.head_dim * 4
+
+    def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
+        """See `KernelSet`."""
+        slab, at = divmod(source, slabs.pages_per_slab)
+        content = slabs.arrays[slab][at]
+        slab, at = divmod(target, slabs.pages_per_slab)
+        slabs.arrays[slab][at] = content
+
+    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
+        """See `KernelSet`."""
+        rows = [np.array(_at(slabs, pages, position)) for position in range(start, end)]
+        layout = slabs.layout
+        shape = (end - start, layout.layers, 2, layout.kv_heads, layout.head_dim)
+        return np.array(rows, dtype=np.float32).reshape(shape)
+
+    def import_rows(
+        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
+    ) -> None:
+        """See `KernelSet`."""
+        page_tokens = slabs.layout.page_tokens
+        for position, row in enumerate(rows, start):
+            slab, at = divmod(pages[position // page_tokens], slabs.pages_per_slab)
+            slabs.arrays[slab][at, :, :, :, position % page_tokens] = mx.array(row)
+
+
+def _at(slabs: Slabs, pages: Sequence[int], position: int) -> mx.array:
+    slab, at = divmod(pages[position // slabs.layout.page_tokens], slabs.pages_per_slab)
+    return slabs.arrays[slab][at, :, :, :, position % slabs.layout.page_tokens]
+
+
+def _dequantize(tensor: Tensor) -> mx.array:
+    """The whole tensor as float32, by the C extension's reader of packed rows."""
+    args = (tensor.format.type_id, tensor.rows, tensor.columns)
+    packed = bytearray(_cpu.packed_bytes(*args))
+    _cpu.pack(*args, tensor.data, packed)
+    out = np.empty((tensor.rows, tensor.columns), dtype=np.float32)
+    for row in range(tensor.rows):
+        _cpu.dequantize_row(*args, packed, row, out[row])
+    return mx.array(out.reshape(tensor.shape))
+
+
+def _rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    return x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def _rotate(x: mx.array, positions: mx.array, rope: Rope) -> mx.array:
+    """x: [rows, heads, head_dim]."""
+    angles = positions[:, None, None] * mx.array(rope.inverse)
+    cosine, sine = mx.cos(angles) * rope.magnitude, mx.sin(angles) * rope.magnitude
+    half = len(rope.inverse)
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if rope.interleaved:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+        turned = mx.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+        turned = turned.reshape(rotated.shape)
+    else:
+        a, b = rotated[..., :half], rotated[..., half:]
+        turned = mx.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+    return mx.concatenate([turned, rest], axis=-1)
+
+
+class _Forward:
+    """One step, operation by operation."""
+
+    def __init__(
+        self, program: Program, weights: dict[int, mx.array], step: Step, slabs: Slabs
+    ) -> None:
+        self._program, self._weights, self._step, self._slabs = program, weights, step, slabs
+        self._positions = mx.array(step.positions)
+        self._stream = mx.zeros((len(step.tokens), program.hidden))
+        self._queries = self._attended = self._stream
+        self.logits = mx.zeros((0, program.vocab_size))
+
+    def _weight(self, tensor: Tensor) -> mx.array:
+        if id(tensor) not in self._weights:
+            self._weights[id(tensor)] = _dequantize(tensor)
+        return self._weights[id(tensor)]
+
+    def _project(self, x: mx.array, weights: Tensor, bias: Tensor | None = None) -> mx.array:
+        y = x @ self._weight(weights).T
+        return y if bias is None else y + self._weight(bias)
+
+    def apply(self, operation: Any) -> None:
+        """Runs one operation of the program."""
+        match operation:
+            case Embed(table):
+                self._stream = self._weight(table)[mx.array(self._step.tokens)]
+            case AttentionInput():
+                self._attention_input(operation)
+            case Attention(layer):
+                rows = [self._attend(row, layer) for row in range(len(self._step.tokens))]
+                self._attended = mx.stack(rows)
+            case AttentionOutput(weights):
+                self._stream = self._stream + self._project(self._attended, weights)
+            case FeedForward():
+                x = _rms_norm(self._stream, self._weight(operation.norm), operation.eps)
+                gate, up = self._project(x, operation.gate), self._project(x, operation.up)
+                inner = gate * mx.sigmoid(gate) * up
+                self._stream = self._stream + self._project(inner, operation.down)
+            case Logits():
+                picked = self._stream[mx.array(self._step.logit_rows)]
+                x = _rms_norm(picked, self._weight(operation.norm), operation.eps)
+                self.logits = self._project(x, operation.head)
+                mx.eval(self.logits)
+
+    def _attention_input(self, operation: AttentionInput) -> None:
+        heads = (len(self._step.tokens), -1, self._program.head_dim)
+        x = _rms_norm(self._stream, self._weight(operation.norm), operation.eps)
+        queries = self._project(x, operation.query, operation.query_bias).reshape(heads)
+        keys = self._project(x, operation.key, operation.key_bias).reshape(heads)
+        values = self._project(x, operation.value, operation.value_bias).reshape(heads)
+        self._queries = _rotate(queries, self._positions, self._program.rope)
+        keys = _rotate(keys, self._positions, self._program.rope)
+        page_tokens = self._slabs.layout.page_tokens
+        for row, position in enumerate(self._step.positions.tolist()):
+            page = int(self._step.page_table[self._step.contexts[row], position // page_tokens])
+            slab, at = divmod(page, self._slabs.pages_per_slab)
+            pair = mx.stack([keys[row], values[row]])
+            self._slabs.arrays[slab][at, operation.layer, :, :, position % page_tokens] = pair
+
+    def _attend(self, row: int, layer: int) -> mx.array:
+        """[num_heads * head_dim] of one row."""
+        program, page_tokens = self._program, self._slabs.layout.page_tokens
+        visible = int(self._step.positions[row]) + 1
+        pages = self._step.page_table[self._step.contexts[row]][: math.ceil(visible / page_tokens)]
+        parts = [
+            self._slabs.arrays[page // self._slabs.pages_per_slab][
+                page % self._slabs.pages_per_slab, layer
+            ]
+            for page in pages.tolist()
+        ]
+        keys, values = mx.concatenate(parts, axis=2)[:, :, :visible]
+        queries = self._queries[row].reshape(program.num_kv_heads, -1, program.head_dim)
+        scores = queries @ keys.swapaxes(1, 2) * program.attention_scale
+        return (mx.softmax(scores, axis=-1) @ values).reshape(-1)

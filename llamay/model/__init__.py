@@ -1,0 +1,1 @@
+"""GGUF metadata to a decoder's description, and that to a program for the kernels."""

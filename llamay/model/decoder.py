@@ -1,0 +1,160 @@
+"""Compiles a spec and its weights into a program, and runs it on rows of contexts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamay.errors import CancelledError, NumericsError
+from llamay.formats import Format, KVLayout
+from llamay.gguf import GGUFFile
+from llamay.kv import Cache, Context
+from llamay.mlx_kernels import (
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Control,
+    Embed,
+    FeedForward,
+    Float32Array,
+    KernelSet,
+    Logits,
+    Operation,
+    Program,
+    Step,
+)
+from llamay.model.spec import DecoderSpec, read_spec
+from llamay.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New tokens of one context in a step.
+
+    tokens: appended to the context
+    logits: how many of the last rows want logits
+    """
+
+    context: Context
+    tokens: Sequence[int]
+    logits: int = 1
+
+
+def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
+    """The forward pass of the file's decoder.
+
+    Raises GGUFError for a tensor that is missing or has another shape than the spec asks for.
+    """
+    weights = Weights(file)
+    embedding = weights.embedding(spec.hidden)
+    operations: list[Operation] = [Embed(embedding)]
+    for layer in range(spec.num_layers):
+        operations += _layer(spec, weights, layer)
+    norm = weights.vector("output_norm.weight", spec.hidden)
+    operations.append(Logits(norm, spec.norm_eps, weights.head(embedding)))
+    return Program(
+        hidden=spec.hidden,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=embedding.rows,
+        attention_scale=spec.attention_scale,
+        rope=spec.rope(_frequency_factors(spec, weights)),
+        operations=tuple(operations),
+    )
+
+
+def _layer(spec: DecoderSpec, weights: Weights, layer: int) -> list[Operation]:
+    prefix = f"blk.{layer}"
+    query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    return [
+        AttentionInput(
+            layer=layer,
+            norm=weights.vector(f"{prefix}.attn_norm.weight", spec.hidden),
+            eps=spec.norm_eps,
+            query=weights.matrix(f"{prefix}.attn_q.weight", query_dim, spec.hidden),
+            key=weights.matrix(f"{prefix}.attn_k.weight", kv_dim, spec.hidden),
+            value=weights.matrix(f"{prefix}.attn_v.weight", kv_dim, spec.hidden),
+            query_bias=weights.optional_vector(f"{prefix}.attn_q.bias", query_dim),
+            key_bias=weights.optional_vector(f"{prefix}.attn_k.bias", kv_dim),
+            value_bias=weights.optional_vector(f"{prefix}.attn_v.bias", kv_dim),
+        ),
+        Attention(layer),
+        AttentionOutput(weights.matrix(f"{prefix}.attn_output.weight", spec.hidden, query_dim)),
+        FeedForward(
+            norm=weights.vector(f"{prefix}.ffn_norm.weight", spec.hidden),
+            eps=spec.norm_eps,
+            gate=weights.matrix(f"{prefix}.ffn_gate.weight", spec.feed_forward, spec.hidden),
+            up=weights.matrix(f"{prefix}.ffn_up.weight", spec.feed_forward, spec.hidden),
+            down=weights.matrix(f"{prefix}.ffn_down.weight", spec.hidden, spec.feed_forward),
+        ),
+    ]
+
+
+def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | None:
+    tensor = weights.optional_vector("rope_freqs.weight", spec.rope_dim // 2)
+    if tensor is None or tensor.format is not Format.F32:
+        return None
+    return [float(factor) for factor in np.frombuffer(tensor.data, dtype="<f4")]
+
+
+class Decoder:
+    """A model ready to run. One thread at a time; `Control.cancel` may come from any."""
+
+    def __init__(self, file: GGUFFile, kernels: KernelSet) -> None:
+        """Raises GGUFError or UnsupportedModelError for a file it cannot run."""
+        self.spec = read_spec(file)
+        self.kernels = kernels
+        file.check_size()
+        program = compile_program(self.spec, file)
+        self.vocab_size = program.vocab_size
+        self.num_operations = len(program.operations)
+        self._run = kernels.prepare(program)
+
+    def layout(self, page_tokens: int) -> KVLayout:
+        """Shape of this model's pages."""
+        return KVLayout(
+            self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim, page_tokens
+        )
+
+    def forward(self, cache: Cache, batch: Sequence[Rows], control: Control) -> Float32Array:
+        """Runs one step and commits its tokens: all contexts are distinct.
+
+        Returns [sum of rows.logits, vocab_size] float32, in the order of the batch.
+        Raises CancelledError or NumericsError, with every context as it was.
+        """
+        for rows in batch:
+            rows.context.reserve(len(rows.tokens))
+        try:
+            logits = self._run(_assemble(batch), cache.store.slabs, control)
+            if logits is None:
+                raise CancelledError("the step was cancelled")
+            if not np.isfinite(logits).all():
+                raise NumericsError("the model gave logits that are not finite; use another file")
+        except BaseException:
+            for rows in batch:
+                rows.context.truncate(rows.context.length)
+            raise
+        for rows in batch:
+            rows.context.commit(rows.tokens)
+        return logits
+
+
+def _assemble(batch: Sequence[Rows]) -> Step:
+    """The step's arrays."""
+    counts = [len(rows.tokens) for rows in batch]
+    ends = np.cumsum(counts)
+    table = np.full((len(batch), max(len(r.context.page_ids) for r in batch)), -1, dtype=np.int32)
+    for index, rows in enumerate(batch):
+        table[index, : len(rows.context.page_ids)] = rows.context.page_ids
+    starts = [rows.context.length for rows in batch]
+    logit_rows = [np.arange(end - r.logits, end) for end, r in zip(ends, batch, strict=True)]
+    return Step(
+        tokens=np.concatenate([np.asarray(rows.tokens, dtype=np.int32) for rows in batch]),
+        positions=np.concatenate(
+            [np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)]
+        ),
+        contexts=np.repeat(np.arange(len(batch), dtype=np.int32), counts),
+        page_table=table,
+        logit_rows=np.concatenate(logit_rows).astype(np.int32),
+    )
