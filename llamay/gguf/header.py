@@ -36,9 +36,10 @@ VERSIONS = (2, 3)
 # The largest headers known (Gemma 3: 262,144 tokens and 514,906 merges) have about 16 MiB,
 # 777,050 strings and 1,300 tensors; these limits keep the worst file under a second.
 MAX_HEADER_BYTES = 64 << 20
-MAX_ARRAY_OBJECTS = 1 << 21
+MAX_ARRAY_OBJECTS = 1 << 21  # strings in arrays; an array in an array counts as 16
+NESTED_ARRAY_COST = 16
 MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 15
 MAX_NAME_BYTES = (1 << 16) - 1
 MAX_ARRAY_DEPTH = 4
 MAX_DIMENSIONS = 4
@@ -282,8 +283,9 @@ class _Cursor:
             return self.numbers(type_id, count, where)
         if type_id not in (STRING, ARRAY):
             self.fail(where, "an element type from 0 to 12", type_id)
-        self.check_count(count, self.objects_left, 8 if type_id == STRING else 12, where)
-        self.objects_left -= count
+        cost, min_bytes = (1, 8) if type_id == STRING else (NESTED_ARRAY_COST, 12)
+        self.check_count(count, self.objects_left // cost, min_bytes, where)
+        self.objects_left -= count * cost
         if type_id == STRING:
             return self.strings(count, where)
         return [self.array(where, depth + 1) for _ in range(count)]
