@@ -5,7 +5,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, overload
@@ -84,10 +83,8 @@ class GGUFFile:
 
         Views taken before stay valid: each part is unmapped when the last of them is gone.
         """
-        maps, self._maps = self._maps, ()
         self.tensors = {}
-        for mapped in maps:
-            _close_map(mapped)
+        self._maps = ()
 
     def __enter__(self) -> "GGUFFile":
         return self
@@ -100,21 +97,17 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Opens a GGUF file, or all parts of a split one given its first; reads headers only.
 
     Raises GGUFError if a part is missing, unreadable or damaged, and UnsupportedModelError if a
-    tensor has a type that llamay does not compute with. Nothing stays open then.
+    tensor has a type that llamay does not compute with; no part stays mapped then.
     """
     path = Path(path)
-    with ExitStack() as stack:
-        paths, maps, headers = [path], [_map(path)], []
-        stack.callback(_close_map, maps[0])
-        headers.append(read_header(path, maps[0]))
-        for part in _other_parts(path, headers[0].metadata):
-            maps.append(_map(part))
-            stack.callback(_close_map, maps[-1])
-            paths.append(part)
-            headers.append(read_header(part, maps[-1]))
-        _check_parts(paths, headers)
-        tensors = _tensors(paths, headers, maps)
-        stack.pop_all()
+    paths, maps = [path], [_map(path)]
+    headers = [read_header(path, maps[0])]
+    for part in _other_parts(path, headers[0].metadata):
+        paths.append(part)
+        maps.append(_map(part))
+        headers.append(read_header(part, maps[-1]))
+    _check_parts(paths, headers)
+    tensors = _tensors(paths, headers, maps)
     return GGUFFile(tuple(paths), headers[0].metadata, tensors, tuple(maps))
 
 
@@ -138,14 +131,6 @@ def _map(path: Path) -> mmap.mmap:
     raise GGUFError(
         f"{path}: expected a readable GGUF file, found: {reason}; check the path and permissions"
     )
-
-
-def _close_map(mapped: mmap.mmap) -> None:
-    """Unmaps now, or leaves it to the last view's end."""
-    try:
-        mapped.close()
-    except BufferError:
-        return
 
 
 def _other_parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:

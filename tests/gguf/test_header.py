@@ -150,6 +150,14 @@ def test_huge_counts_of_tensors_and_keys_are_refused(where, offset, count):
     assert f"found {count}" in message
 
 
+@pytest.mark.parametrize(("offset", "left"), [(8, 3), (16, 8)])
+def test_counts_are_compared_with_the_bytes_left(offset, left):
+    """An entry has at least 32 bytes, a key and its value 13."""
+    data = gguf() + b"\0" * 104
+    message = refusal(data[:offset] + u64(left + 1) + data[offset + 8 :])
+    assert f"expected at most {left}, found {left + 1}" in message
+
+
 FLOATS = b"\0" * 128
 BAD_FILES = {
     "empty": (b"", "not a GGUF file", "found b''"),

@@ -192,8 +192,7 @@ def test_close_frees_the_mapping_but_never_under_a_view(tmp_path):
 def test_a_refused_file_does_not_stay_open(tmp_path):
     parts = write_split_gguf(tmp_path, "m", {}, [{"t": float_tensor(np.ones(4, np.float32))}] * 2)
     before = os.listdir("/dev/fd")
-    refusal_names_tensor = "expected it in one part"
-    with pytest.raises(GGUFError, match=refusal_names_tensor):
+    with pytest.raises(GGUFError, match="'t': expected it in one part, found it in an earlier"):
         open_gguf(parts[0])
     gc.collect()
     assert len(os.listdir("/dev/fd")) == len(before)
