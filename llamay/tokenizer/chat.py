@@ -146,10 +146,12 @@ class ChatTemplate:
         if not history:
             return TurnDelta(segments)
         before = "".join(part.text for part in self.render(history[:-1], now=now, **variables))
-        last = [i for i, part in enumerate(segments) if part.answer == len(history) - 1]
-        earlier = "".join(part.text for part in segments[: last[0]] if last)
-        if last and earlier == before:
-            return TurnDelta(segments[last[0] + 1 :])
+        for i, segment in enumerate(segments):
+            if segment.answer == len(history) - 1:
+                earlier = "".join(part.text for part in segments[:i])
+                # White space around an answer is the template's taste, not another text.
+                if earlier.rstrip() == before.rstrip():
+                    return TurnDelta(segments[i + 1 :])
         text = "".join(part.text for part in segments)
         return TurnDelta(segments, changed_at=_common_length(before, text))
 

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # An ordinary template runs about a hundred lines of its code for a message.
 MAX_LINES = 5_000_000
-MAX_CHARS = 1 << 28
+MAX_CHARS = 1 << 26
 
 
 class TemplateLimitError(TemplateRuntimeError):
