@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Set-up shared by the scripts; sourced, not run. Leaves the environment's Python in $PYTHON.
 # Everything it prints goes to stderr. It works with bash 3.2, which macOS has.
 
@@ -49,11 +50,18 @@ make_venv() {
     "$python" -m venv "$VENV" >&2 || die "$python could not make a virtual environment in .venv"
 }
 
-# need_compiler: the C extension is built on the machine.
+# need_compiler: the C extension is built on the machine, with $CC, else the compiler that Python was
+# built with, else any other.
 need_compiler() {
-    command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null ||
-        install_debian gcc libc6-dev ||
-        die "a C compiler is needed; install one (Debian: gcc and libc6-dev, macOS: xcode-select --install)"
+    local compiler
+    compiler=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_config_var("CC").split()[0])')
+    if [ -z "${CC:-}" ] && ! command -v "$compiler" >/dev/null; then
+        for compiler in cc gcc clang; do
+            command -v "$compiler" >/dev/null && export CC=$compiler && break
+        done
+        [ -n "${CC:-}" ] || install_debian gcc libc6-dev ||
+            die "a C compiler is needed; install one (Debian: gcc and libc6-dev, macOS: xcode-select --install)"
+    fi
     local include
     include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     [ -f "$include/Python.h" ] || install_debian python3-dev ||
@@ -62,7 +70,7 @@ need_compiler() {
 
 # fingerprint: changes when what is installed is no longer what the project asks for.
 fingerprint() {
-    cd "$ROOT"
+    cd "$ROOT" || return
     echo "$ROOT" # an editable install holds the path
     cksum pyproject.toml llamay/mlx_kernels/csrc/*
 }
@@ -79,10 +87,19 @@ setup() {
     fi
     need_compiler
     say "installing into .venv (about a minute the first time)"
-    "$PYTHON" -m pip install --quiet --upgrade "pip>=25.1" >&2 || die "pip could not be upgraded"
-    (cd "$ROOT" && "$PYTHON" -m pip install --quiet --editable . ${2:+--group "$2"}) >&2 ||
-        die "the installation failed; pip says above why"
+    # pip learnt dependency groups in 25.1.
+    pip_install --upgrade "pip>=25.1"
+    pip_install --editable . ${2:+--group "$2"}
     echo "$wanted" >"$stamp"
+}
+
+# pip_install ARGUMENT...: shows what pip says only if it fails; then the script ends.
+pip_install() {
+    local log=$VENV/.llamay-install.log
+    if ! (cd "$ROOT" && "$PYTHON" -m pip install --progress-bar off "$@") >"$log" 2>&1; then
+        cat "$log" >&2
+        die "the installation failed; pip says above why"
+    fi
 }
 
 # pull_default_model: fetches the default model if it is not here; fails if it cannot.
