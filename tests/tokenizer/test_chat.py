@@ -199,6 +199,20 @@ def test_a_control_token_in_two_parts_of_a_message_stays_text():
     )
 
 
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("{{ messages[0].content }}_start|>", "a<|im"),
+        ("<|im_{{ messages[0].content }}", "start|>a"),
+    ],
+)
+def test_user_text_does_not_complete_a_control_token_with_the_templates(template, content):
+    segments = chat(template).render([user(content)])
+    assert "<|im_start|>" in text_of(segments)
+    tokenizer = tokenizer_of("qwen2")
+    assert tokenizer.token_id("<|im_start|>") not in encode_segments(tokenizer, segments)
+
+
 def test_a_role_inside_a_templates_control_token_makes_it():
     template = "{% for m in messages %}{{ '<|im_' + m.role + '|>' + m.content }}{% endfor %}"
     tokenizer = tokenizer_of("qwen2")

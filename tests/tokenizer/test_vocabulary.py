@@ -103,6 +103,10 @@ def test_a_merge_cannot_make_a_control_token():
     assert tokenizer.encode("ab", special=True) == [2]
 
 
+def test_a_byte_without_a_token_gives_none_and_keeps_its_neighbours_apart():
+    assert load().encode("acb") == [0, 1]
+
+
 def test_tokens_that_are_not_utf8_keep_their_bytes():
     tokenizer = load(tokens=["a", "b", "ab", "\udcff"], token_type=None)
     assert tokenizer.token_bytes(3) == b"\xff"
