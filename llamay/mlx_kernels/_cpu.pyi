@@ -1,7 +1,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from typing_extensions import Buffer
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer = bytes | bytearray | memoryview | NDArray[np.generic]
 
 _Matrix = tuple[int, int, int, Buffer]
 
@@ -10,6 +13,17 @@ def packed_bytes(type_id: int, rows: int, columns: int, /) -> int: ...
 def pack(type_id: int, rows: int, columns: int, source: Buffer, target: Buffer, /) -> None: ...
 def dequantize_row(
     type_id: int, rows: int, columns: int, packed: Buffer, row: int, out: Buffer, /
+) -> None: ...
+def matmul(
+    kernel_set: str,
+    type_id: int,
+    rows: int,
+    columns: int,
+    packed: Buffer,
+    planes: int,
+    x: Buffer,
+    out: Buffer,
+    /,
 ) -> None: ...
 def rope_frequencies(dim: int, base: float, /) -> list[float]: ...
 def log(x: float, /) -> float: ...

@@ -53,23 +53,37 @@ static void NAME(rms_norm)(const float *x, const float *weight, int64_t columns,
     }
 }
 
-static void NAME(quantize)(const float *x, int64_t columns, ActivationBlock *blocks, int64_t stride) {
-    const float smallest_scale = 0x1p-100f; /* below, x / scale could be subnormal arithmetic: call it zero */
-    for (int64_t b = 0; b < columns / BLOCK; b++, x += BLOCK, blocks += stride) {
+INLINE vf clamp127(vf x) {
+    vf highest = v_set1(127.0f);
+    return v_max(v_select_gt(x, highest, highest, x), v_set1(-127.0f));
+}
+
+/* Rounds 32 values, already divided by the scale, into a block; what is left over, times 256, replaces them. */
+INLINE int32_t round_block(vf *low, vf *high, ActivationBlock *block) {
+    vi q_low = v_round(clamp127(*low)), q_high = v_round(clamp127(*high));
+    vi_store_bytes(block->q, q_low);
+    vi_store_bytes(block->q + LANES, q_high);
+    *low = v_mul(v_sub(*low, v_float(q_low)), v_set1(256.0f));
+    *high = v_mul(v_sub(*high, v_float(q_high)), v_set1(256.0f));
+    return vi_sum(vi_add(q_low, q_high));
+}
+
+static void NAME(quantize)(const float *x, int64_t columns, int planes, ActivationBlock *blocks, int64_t width) {
+    const float smallest_scale = 0x1p-100f; /* below, quotients and scales could be subnormal: call it zero */
+    for (int64_t b = 0; b < columns / BLOCK; b++, x += BLOCK, blocks += planes * width) {
         vf low = v_load(x), high = v_load(x + LANES);
         float scale = v_largest(v_max(v_abs(low), v_abs(high))) / 127.0f;
         if (!(scale >= smallest_scale)) {
-            memset(blocks, 0, sizeof *blocks);
+            for (int plane = 0; plane < planes; plane++) memset(blocks + plane * width, 0, sizeof *blocks);
             continue;
         }
-        vf limit = v_set1(127.0f), floor = v_set1(-127.0f), divisor = v_set1(scale);
-        vf a = v_div(low, divisor), c = v_div(high, divisor);
-        a = v_max(v_select_gt(a, limit, limit, a), floor);
-        c = v_max(v_select_gt(c, limit, limit, c), floor);
-        vi qa = v_round(a), qc = v_round(c);
-        vi_store_bytes(blocks->q, qa);
-        vi_store_bytes(blocks->q + LANES, qc);
-        blocks->sum = vi_sum(vi_add(qa, qc));
+        low = v_div(low, v_set1(scale));
+        high = v_div(high, v_set1(scale));
+        blocks->sum = round_block(&low, &high, blocks);
+        if (planes == 2) {
+            blocks->sum = 256 * blocks->sum + round_block(&low, &high, blocks + width);
+            scale /= 256.0f;
+        }
         blocks->scale = scale;
         blocks->scaled_sum = scale * (float)blocks->sum;
     }
@@ -96,33 +110,45 @@ INLINE int32_t first_sum(WeightFormat format, const ActivationBlock *x) {
     return format == Q8_0 ? -BYTE_BIAS * x->sum : format == Q4_0 ? -8 * x->sum : 0;
 }
 
+/* Adds the integer products of one block of weights with one plane of `columns` activation rows. */
+INLINE void add_products(const WeightFormat format, const int groups, const int columns, const uint8_t *weights,
+                         int64_t group_stride, const ActivationBlock *x, vi (*sum)[TILE_COLUMNS]) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        vq first[GROUPS_AT_ONCE], second[GROUPS_AT_ONCE];
+        UNROLL for (int g = 0; g < groups; g++) load_quads(format, weights + g * group_stride, i, &first[g], &second[g]);
+        UNROLL for (int c = 0; c < columns; c++)
+            UNROLL for (int g = 0; g < groups; g++) {
+                const int8_t *q = x[c].q + 4 * i;
+                if (format == Q8_0) {
+                    sum[g][c] = v_dot4_signed(sum[g][c], first[g], q);
+                    sum[g][c] = v_dot4_signed(sum[g][c], second[g], q + 16);
+                } else {
+                    sum[g][c] = v_dot4_nibbles(sum[g][c], first[g], q);
+                    sum[g][c] = v_dot4_nibbles(sum[g][c], second[g], q + 16);
+                }
+            }
+    }
+}
+
 /* `groups` packed groups by `columns` activation rows of quantised weights, one accumulator per output. */
-INLINE void quantized_tile(const WeightFormat format, const int groups, const int columns, const uint8_t *weights,
-                           int64_t group_stride, int64_t blocks, const ActivationBlock *x, vf (*acc)[TILE_COLUMNS]) {
+INLINE void quantized_tile(const WeightFormat format, const int planes, const int groups, const int columns,
+                           const uint8_t *weights, int64_t group_stride, int64_t blocks, const ActivationBlock *x,
+                           vf (*acc)[TILE_COLUMNS]) {
     for (int g = 0; g < groups; g++)
         for (int c = 0; c < columns; c++) acc[g][c] = v_set1(0.0f);
-    for (int64_t b = 0; b < blocks; b++, weights += block_bytes(format), x += columns) {
+    for (int64_t b = 0; b < blocks; b++, weights += block_bytes(format), x += planes * columns) {
         vi sum[GROUPS_AT_ONCE][TILE_COLUMNS];
         if (columns <= 2)
             for (int g = 0; g < groups; g++)
                 for (int i = 0; i < block_bytes(format); i += 64) v_prefetch(weights + g * group_stride + 2048 + i);
         UNROLL for (int c = 0; c < columns; c++)
-            for (int g = 0; g < groups; g++) sum[g][c] = vi_set1(first_sum(format, x + c));
-        UNROLL for (int i = 0; i < 4; i++) {
-            vq first[GROUPS_AT_ONCE], second[GROUPS_AT_ONCE];
-            UNROLL for (int g = 0; g < groups; g++)
-                load_quads(format, weights + g * group_stride, i, &first[g], &second[g]);
+            for (int g = 0; g < groups; g++) sum[g][c] = vi_set1(planes == 1 ? first_sum(format, x + c) : 0);
+        add_products(format, groups, columns, weights, group_stride, x, sum);
+        if (planes == 2) {
             UNROLL for (int c = 0; c < columns; c++)
-                UNROLL for (int g = 0; g < groups; g++) {
-                    const int8_t *q = x[c].q + 4 * i;
-                    if (format == Q8_0) {
-                        sum[g][c] = v_dot4_signed(sum[g][c], first[g], q);
-                        sum[g][c] = v_dot4_signed(sum[g][c], second[g], q + 16);
-                    } else {
-                        sum[g][c] = v_dot4_nibbles(sum[g][c], first[g], q);
-                        sum[g][c] = v_dot4_nibbles(sum[g][c], second[g], q + 16);
-                    }
-                }
+                for (int g = 0; g < groups; g++)
+                    sum[g][c] = vi_add(vi_times256(sum[g][c]), vi_set1(first_sum(format, x + c)));
+            add_products(format, groups, columns, weights, group_stride, x + columns, sum);
         }
         for (int g = 0; g < groups; g++) {
             const uint8_t *halves = weights + g * group_stride + block_bytes(format) - (format == Q4_1 ? 64 : 32);
@@ -152,15 +178,17 @@ INLINE void float_tile(const WeightFormat format, const int groups, const int co
 }
 
 /* One tile of activation rows by groups [g, g + groups) of weights. */
-INLINE void tile(const WeightFormat format, const int groups, const int columns, const Matrix *w, int64_t group,
-                 const Activations *x, int64_t first, float *y, int64_t ld) {
-    const int quantized = format != F32 && format != F16;
+INLINE void tile(const WeightFormat format, const int planes, const int groups, const int columns, const Matrix *w,
+                 int64_t group, const Activations *x, int64_t first, float *y, int64_t ld) {
+    const int quantized = planes > 0;
     const int64_t blocks = w->columns / BLOCK;
     const int64_t stride = quantized ? blocks * block_bytes(format) : w->columns * (format == F32 ? 64 : 32);
     const uint8_t *weights = w->data + group * stride;
     vf acc[GROUPS_AT_ONCE][TILE_COLUMNS];
-    if (quantized) quantized_tile(format, groups, columns, weights, stride, blocks, x->blocks + first * blocks, acc);
-    else float_tile(format, groups, columns, weights, stride, w->columns, x->values + first * w->columns, acc);
+    if (quantized)
+        quantized_tile(format, planes, groups, columns, weights, stride, blocks, x->blocks + first * planes * blocks, acc);
+    else
+        float_tile(format, groups, columns, weights, stride, w->columns, x->values + first * w->columns, acc);
     for (int c = 0; c < columns && first + c < x->rows; c++)
         for (int g = 0; g < groups; g++) {
             int64_t row = (group + g) * LANES;
@@ -168,37 +196,52 @@ INLINE void tile(const WeightFormat format, const int groups, const int columns,
         }
 }
 
+/* The tile widths that are compiled, narrowest first; a tile that holds fewer rows is padded. */
+#if TILE_COLUMNS == 12
+static const int NAME(tile_widths)[] = {1, 2, 4, 8, 12};
+#define EACH_WIDTH(X, format, planes, groups)                                                                     \
+    X(format, planes, groups, 1) X(format, planes, groups, 2) X(format, planes, groups, 4)                        \
+    X(format, planes, groups, 8) X(format, planes, groups, 12)
+#else
+static const int NAME(tile_widths)[] = {1, 2, 4};
+#define EACH_WIDTH(X, format, planes, groups)                                                                     \
+    X(format, planes, groups, 1) X(format, planes, groups, 2) X(format, planes, groups, 4)
+#endif
+
+#if GROUPS_AT_ONCE == 2
+#define EACH_GROUPING(X, format, planes) X(format, planes, 1) X(format, planes, 2)
+#else
+#define EACH_GROUPING(X, format, planes) X(format, planes, 1)
+#endif
+
+/* Float weights read float activations: planes is 0. */
+#define EACH_FORMAT(X)                                                                                            \
+    EACH_GROUPING(X, F32, 0) EACH_GROUPING(X, F16, 0) EACH_GROUPING(X, Q4_0, 1) EACH_GROUPING(X, Q4_0, 2)         \
+    EACH_GROUPING(X, Q4_1, 1) EACH_GROUPING(X, Q4_1, 2) EACH_GROUPING(X, Q8_0, 1) EACH_GROUPING(X, Q8_0, 2)
+
+#define TILE_NAME(format, planes, groups, columns) NAME(tile_##format##_##planes##_##groups##x##columns)
+#define DEFINE_TILE(format, planes, groups, columns)                                                              \
+    static NOINLINE void TILE_NAME(format, planes, groups, columns)(                                              \
+        const Matrix *w, int64_t group, const Activations *x, int64_t first, float *y, int64_t ld) {              \
+        tile(format, planes, groups, columns, w, group, x, first, y, ld);                                         \
+    }
+#define TILE_ENTRY(format, planes, groups, columns) TILE_NAME(format, planes, groups, columns),
+#define DEFINE_TILES(format, planes, groups) EACH_WIDTH(DEFINE_TILE, format, planes, groups)
+#define TILE_ROW(format_, planes_, groups_)                                                                       \
+    {.format = format_, .planes = planes_, .groups = groups_,                                                     \
+     .tiles = {EACH_WIDTH(TILE_ENTRY, format_, planes_, groups_)}},
+
 typedef void (*TileFunction)(const Matrix *, int64_t, const Activations *, int64_t, float *, int64_t);
 
-#define TILE(format, groups, columns)                                                                             \
-    static NOINLINE void NAME(tile_##format##_##groups##x##columns)(const Matrix *w, int64_t group,               \
-                                                                    const Activations *x, int64_t first,          \
-                                                                    float *y, int64_t ld) {                       \
-        tile(format, groups, columns, w, group, x, first, y, ld);                                                 \
-    }
-#if TILE_COLUMNS == 12
-#define TILES(format, groups)                                                                                     \
-    TILE(format, groups, 1) TILE(format, groups, 2) TILE(format, groups, 4) TILE(format, groups, 8)               \
-    TILE(format, groups, 12)                                                                                      \
-    static const TileFunction NAME(tiles_##format##_##groups)[] = {                                               \
-        NAME(tile_##format##_##groups##x1), NAME(tile_##format##_##groups##x2),                                   \
-        NAME(tile_##format##_##groups##x4), NAME(tile_##format##_##groups##x8),                                   \
-        NAME(tile_##format##_##groups##x12)};
-#else
-#define TILES(format, groups)                                                                                     \
-    TILE(format, groups, 1) TILE(format, groups, 2) TILE(format, groups, 4)                                       \
-    static const TileFunction NAME(tiles_##format##_##groups)[] = {                                               \
-        NAME(tile_##format##_##groups##x1), NAME(tile_##format##_##groups##x2),                                   \
-        NAME(tile_##format##_##groups##x4)};
-#endif
-TILES(F32, 1) TILES(F16, 1) TILES(Q4_0, 1) TILES(Q4_1, 1) TILES(Q8_0, 1)
-#if GROUPS_AT_ONCE == 2
-TILES(F32, 2) TILES(F16, 2) TILES(Q4_0, 2) TILES(Q4_1, 2) TILES(Q8_0, 2)
-#endif
+EACH_FORMAT(DEFINE_TILES)
 
-static const int NAME(tile_widths)[] = {1, 2, 4, 8, 12};
+static const struct {
+    WeightFormat format;
+    int planes, groups;
+    TileFunction tiles[sizeof NAME(tile_widths) / sizeof(int)];
+} NAME(tile_table)[] = {EACH_FORMAT(TILE_ROW)};
 
-/* Index of the narrowest tile that holds `rows`. */
+/* Index of the narrowest tile that holds `rows`, or the widest. */
 INLINE int tile_index(int64_t rows) {
     int i = 0;
     while (NAME(tile_widths)[i] < rows && NAME(tile_widths)[i] < TILE_COLUMNS) i++;
@@ -207,35 +250,22 @@ INLINE int tile_index(int64_t rows) {
 
 static int NAME(tile_width)(int64_t rows) { return NAME(tile_widths)[tile_index(rows)]; }
 
-INLINE const TileFunction *tile_functions(WeightFormat format, int groups) {
-#if GROUPS_AT_ONCE == 2
-    if (groups == 2) switch (format) {
-    case F32: return NAME(tiles_F32_2);
-    case F16: return NAME(tiles_F16_2);
-    case Q4_0: return NAME(tiles_Q4_0_2);
-    case Q4_1: return NAME(tiles_Q4_1_2);
-    case Q8_0: return NAME(tiles_Q8_0_2);
-    }
-#endif
-    (void)groups;
-    switch (format) {
-    case F32: return NAME(tiles_F32_1);
-    case F16: return NAME(tiles_F16_1);
-    case Q4_0: return NAME(tiles_Q4_0_1);
-    case Q4_1: return NAME(tiles_Q4_1_1);
-    case Q8_0: return NAME(tiles_Q8_0_1);
-    }
-    return NULL;
+INLINE const TileFunction *find_tiles(WeightFormat format, int planes, int groups) {
+    size_t i = 0;
+    while (NAME(tile_table)[i].format != format || NAME(tile_table)[i].planes != planes ||
+           NAME(tile_table)[i].groups != groups)
+        i++;
+    return NAME(tile_table)[i].tiles;
 }
 
 static void NAME(matmul)(const Matrix *w, const Activations *x, float *y, int64_t ld, int64_t first_group,
                          int64_t end_group) {
-    int groups;
+    int planes = w->format == F32 || w->format == F16 ? 0 : x->planes, groups;
     for (int64_t group = first_group; group < end_group; group += groups) {
         groups = end_group - group >= GROUPS_AT_ONCE ? GROUPS_AT_ONCE : 1;
-        const TileFunction *functions = tile_functions(w->format, groups);
+        const TileFunction *tiles = find_tiles(w->format, planes, groups);
         for (int64_t first = 0; first < x->rows; first += TILE_COLUMNS)
-            functions[tile_index(x->rows - first)](w, group, x, first, y, ld);
+            tiles[tile_index(x->rows - first)](w, group, x, first, y, ld);
     }
 }
 

@@ -36,23 +36,28 @@ typedef struct {
     const uint8_t *data;
 } Matrix;
 
-/* 32 activations of one row, quantised. */
+/* 32 activations of one row, quantised: x is about scale * q, or in two planes scale * (256 * q + fine), where
+ * `fine` is the q of the second plane's block. Scale and sums stand in the first plane's.
+ */
 typedef struct {
-    int8_t q[BLOCK]; /* round(x / scale), in [-127, 127] */
-    float scale;     /* max |x| / 127, or 0 for a row of tiny values */
-    float scaled_sum; /* scale * sum */
-    int32_t sum;     /* sum of q */
+    int8_t q[BLOCK];   /* round(x * 127 / max |x|); in the second plane what that left over, times 256 */
+    float scale;       /* max |x| / 127, in two planes a 256th of it; 0 for tiny values */
+    float scaled_sum;  /* scale * sum */
+    int32_t sum;       /* of the integers that x is a multiple of */
     int32_t unused;
 } ActivationBlock;
 
 /* Rows of activations that one matrix product reads.
  *
+ * planes: 1 or 2. Two planes make 16-bit activations: for products whose errors weigh most (queries, keys and
+ *         logits), where the second pass over the weights costs least.
  * values: [rows][columns] float32, what float weights read
- * blocks: quantised rows in tiles: [tile][columns / 32][tile width], each tile `tile_columns` rows wide
- *         but the last, whose width is `tile_width(rows left)`, padded with zero rows
+ * blocks: quantised rows in tiles: [tile][columns / 32][planes][tile width], each tile `tile_columns` rows wide but
+ *         the last, whose width is `tile_width(rows left)`, padded with zero rows
  */
 typedef struct {
     int64_t rows, columns;
+    int planes;
     const float *values;
     ActivationBlock *blocks;
 } Activations;
@@ -83,8 +88,8 @@ typedef struct {
     /* out[c] = x[c] / sqrt(mean(x^2) + eps) * weight[c] */
     void (*rms_norm)(const float *x, const float *weight, int64_t columns, float eps, float *out);
 
-    /* Quantises one row; block b goes to blocks[b * stride]. columns is a multiple of 32. */
-    void (*quantize)(const float *x, int64_t columns, ActivationBlock *blocks, int64_t stride);
+    /* Quantises one row; plane p of block b goes to blocks[(b * planes + p) * width]. columns is a multiple of 32. */
+    void (*quantize)(const float *x, int64_t columns, int planes, ActivationBlock *blocks, int64_t width);
 
     /* y[a * ld + r] = dot(weights row r, activations row a) for rows 16 * first_group <= r < 16 * end_group. */
     void (*matmul)(const Matrix *weights, const Activations *x, float *y, int64_t ld, int64_t first_group,

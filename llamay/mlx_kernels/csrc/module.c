@@ -197,6 +197,35 @@ static PyObject *sample(PyObject *self, PyObject *args) {
     return ok ? PyLong_FromLongLong(id) : NULL;
 }
 
+/* x: [n, columns] float32, out: [n, rows] float32; one thread. For tests and benchmarks of single kernels. */
+static PyObject *matmul(PyObject *self, PyObject *args) {
+    const char *name;
+    int format, planes;
+    long long rows, columns;
+    Py_buffer packed, x, out;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "siLLy*iy*w*", &name, &format, &rows, &columns, &packed, &planes, &x, &out)) return NULL;
+    const KernelSet *kernels = find_kernels(name);
+    int ok = kernels && matrix_ok(format, rows, columns, &packed);
+    int64_t row_size = ok ? columns * (int64_t)sizeof(float) : 1, count = x.len / row_size;
+    if (ok && (planes < 1 || planes > 2 || count < 1 || x.len % row_size || out.len != count * rows * (int64_t)sizeof(float))) {
+        PyErr_SetString(PyExc_ValueError, "planes, activations or output size out of range");
+        ok = 0;
+    }
+    if (ok) {
+        Matrix matrix = {(WeightFormat)format, rows, columns, packed.buf};
+        Py_BEGIN_ALLOW_THREADS
+        ok = multiply(kernels, &matrix, planes, x.buf, count, out.buf) == 0;
+        Py_END_ALLOW_THREADS
+        if (!ok) PyErr_NoMemory();
+    }
+    PyBuffer_Release(&packed);
+    PyBuffer_Release(&x);
+    PyBuffer_Release(&out);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* --- Pool ------------------------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -625,6 +654,7 @@ static PyMethodDef functions[] = {
     {"packed_bytes", packed_size, METH_VARARGS, "packed_bytes(type_id, rows, columns) -> bytes of a packed matrix"},
     {"pack", pack, METH_VARARGS, "pack(type_id, rows, columns, source, target): packs a matrix's rows into target"},
     {"dequantize_row", dequantize, METH_VARARGS, "dequantize_row(type_id, rows, columns, packed, row, out)"},
+    {"matmul", matmul, METH_VARARGS, "matmul(kernel_set, type_id, rows, columns, packed, planes, x, out)"},
     {"rope_frequencies", rope_frequencies, METH_VARARGS, "rope_frequencies(dim, base) -> [base ** (-2 i / dim)]"},
     {"log", logarithm, METH_VARARGS, "log(x): the same bits on every machine"},
     {"log_sum_exp", log_sum_exp_function, METH_VARARGS, "log_sum_exp(kernel_set, logits) -> float"},

@@ -21,7 +21,7 @@ struct Scratch {
     float *keys, *values;     /* [rows][num_kv_heads][head_dim] */
     float *attended;          /* [rows][num_heads * head_dim] */
     float *cosines, *sines;   /* [rows][rope_dim / 2] */
-    ActivationBlock *blocks;  /* [rows][widest / 32] */
+    ActivationBlock *blocks;  /* [rows][widest / 32][2] */
     float *workspace;         /* attention, per worker */
     float *partials;
     AttentionPlan plan;
@@ -92,7 +92,7 @@ static int grow_scratch(Program *program, int64_t rows, int threads) {
     s->attended = allocate(padded * (size_t)(shape->num_heads * shape->head_dim) * sizeof(float));
     s->cosines = allocate(rope);
     s->sines = allocate(rope);
-    s->blocks = allocate(padded * (size_t)(widest / BLOCK + 1) * sizeof(ActivationBlock));
+    s->blocks = allocate(padded * (size_t)(widest / BLOCK + 1) * 2 * sizeof(ActivationBlock));
     s->workspace = allocate((size_t)threads * (size_t)attention_workspace_floats(shape) * sizeof(float));
     if (!s->stream || !s->inputs || !s->projected[0] || !s->projected[1] || !s->keys || !s->values || !s->attended ||
         !s->cosines || !s->sines || !s->blocks || !s->workspace) {
@@ -152,20 +152,35 @@ static void rotate(const ModelShape *shape, const float *cosines, const float *s
 
 static int is_quantized(const Matrix *w) { return w->format != F32 && w->format != F16; }
 
+/* Quantises one row into its place in the tiles. */
+static void quantize_row(const KernelSet *kernels, const Activations *x, const float *values, int64_t row) {
+    int64_t tile = kernels->tile_columns, first = row / tile * tile, slices = x->columns / BLOCK * x->planes;
+    int width = kernels->tile_width(x->rows - first < tile ? x->rows - first : tile);
+    kernels->quantize(values, x->columns, x->planes, x->blocks + first * slices + (row - first), width);
+}
+
+/* Zeroes the rows that fill up the last tile. */
+static void clear_padding(const KernelSet *kernels, const Activations *x) {
+    int64_t tile = kernels->tile_columns, first = (x->rows - 1) / tile * tile;
+    int64_t width = kernels->tile_width(x->rows - first), slices = x->columns / BLOCK * x->planes;
+    for (int64_t slice = 0; slice < slices; slice++)
+        for (int64_t pad = x->rows - first; pad < width; pad++)
+            memset(x->blocks + first * slices + slice * width + pad, 0, sizeof(ActivationBlock));
+}
+
 typedef struct {
     Run *run;
     const float *source; /* [rows][columns] */
     const int32_t *pick; /* which rows of source, or NULL for all */
     const Operation *norm; /* its norm and eps, or NULL */
     int quantize;
-    Activations *out;
+    const Activations *out;
 } PrepareJob;
 
 static void prepare_rows(void *argument, int64_t begin, int64_t end, int worker) {
     const PrepareJob *job = argument;
     const KernelSet *kernels = job->run->program->kernels;
-    Activations *out = job->out;
-    int64_t columns = out->columns, blocks = columns / BLOCK, tile = kernels->tile_columns;
+    int64_t columns = job->out->columns;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
         const float *x = job->source + (job->pick ? job->pick[row] : row) * columns;
@@ -174,31 +189,38 @@ static void prepare_rows(void *argument, int64_t begin, int64_t end, int worker)
             kernels->rms_norm(x, job->norm->norm, columns, job->norm->eps, normed);
             x = normed;
         }
-        if (!job->quantize) continue;
-        int64_t first = row / tile * tile;
-        int width = kernels->tile_width(out->rows - first < tile ? out->rows - first : tile);
-        kernels->quantize(x, columns, out->blocks + first * blocks + (row - first), width);
+        if (job->quantize) quantize_row(kernels, job->out, x, row);
     }
-}
-
-static void clear_padding(const Run *run, Activations *x) {
-    int64_t tile = run->program->kernels->tile_columns, first = (x->rows - 1) / tile * tile;
-    int width = run->program->kernels->tile_width(x->rows - first);
-    for (int64_t b = 0; b < x->columns / BLOCK; b++)
-        for (int64_t pad = x->rows - first; pad < width; pad++)
-            memset(x->blocks + first * (x->columns / BLOCK) + b * width + pad, 0, sizeof(ActivationBlock));
 }
 
 /* Rows ready for a matrix product: normed if asked, quantised if any of the matrices is. */
 static Activations prepare(Run *run, const float *source, const int32_t *pick, int64_t rows, const Operation *norm,
-                           const Matrix *weights, int parts) {
-    Activations x = {.rows = rows, .columns = weights->columns, .blocks = run->scratch->blocks,
+                           const Matrix *weights, int parts, int planes) {
+    Activations x = {.rows = rows, .columns = weights->columns, .planes = planes, .blocks = run->scratch->blocks,
                      .values = norm ? run->scratch->inputs : source};
     PrepareJob job = {run, source, pick, norm, 0, &x};
     for (int part = 0; part < parts; part++) job.quantize |= is_quantized(weights + part);
-    if (job.quantize) clear_padding(run, &x);
+    if (job.quantize) clear_padding(run->program->kernels, &x);
     for_rows(run, rows, prepare_rows, &job);
     return x;
+}
+
+int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const float *x, int64_t n, float *out) {
+    int64_t padded = n + ROW_PADDING, columns = weights->columns;
+    float *values = allocate((size_t)(padded * columns) * sizeof *values);
+    ActivationBlock *blocks = allocate((size_t)(padded * (columns / BLOCK + 1) * planes) * sizeof *blocks);
+    if (values && blocks) {
+        Activations activations = {n, columns, planes, values, blocks};
+        memcpy(values, x, (size_t)(n * columns) * sizeof *values);
+        if (is_quantized(weights)) clear_padding(kernels, &activations);
+        for (int64_t row = 0; is_quantized(weights) && row < n; row++)
+            quantize_row(kernels, &activations, values + row * columns, row);
+        kernels->matmul(weights, &activations, out, weights->rows, 0, (weights->rows + LANES - 1) / LANES);
+    }
+    int result = values && blocks ? 0 : -1;
+    free(values);
+    free(blocks);
+    return result;
 }
 
 typedef struct {
@@ -302,7 +324,7 @@ static void finish_input_rows(void *argument, int64_t begin, int64_t end, int wo
 
 static void attention_input(Run *run, const Operation *op) {
     Scratch *s = run->scratch;
-    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 3);
+    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 3, 2);
     MatmulJob product = {run, 3, op->weights, &x, {s->projected[0], s->keys, s->values}, NULL, 0};
     run_matmul(&product);
     OperationJob rest = {run, op};
@@ -311,14 +333,14 @@ static void attention_input(Run *run, const Operation *op) {
 
 /* stream += weights . source */
 static void project_to_stream(Run *run, const Matrix *weights, const float *source) {
-    Activations x = prepare(run, source, NULL, run->step->rows, NULL, weights, 1);
+    Activations x = prepare(run, source, NULL, run->step->rows, NULL, weights, 1, 1);
     MatmulJob product = {run, 1, weights, &x, {run->scratch->projected[1]}, run->scratch->stream, 0};
     run_matmul(&product);
 }
 
 static void feed_forward(Run *run, const Operation *op) {
     Scratch *s = run->scratch;
-    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 2);
+    Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 2, 1);
     MatmulJob product = {run, 2, op->weights, &x, {s->projected[0], s->projected[1]}, NULL, 1};
     run_matmul(&product);
     project_to_stream(run, op->weights + DOWN, s->projected[0]);
@@ -327,7 +349,7 @@ static void feed_forward(Run *run, const Operation *op) {
 static void logits(Run *run, const Operation *op) {
     if (run->step->num_logit_rows == 0) return;
     Activations x = prepare(run, run->scratch->stream, run->step->logit_rows, run->step->num_logit_rows, op,
-                            op->weights, 1);
+                            op->weights, 1, 2);
     MatmulJob product = {run, 1, op->weights, &x, {run->step->logits}, NULL, 0};
     run_matmul(&product);
 }

@@ -60,6 +60,9 @@ typedef enum { STEP_DONE = 0, STEP_CANCELLED = 1, STEP_NO_MEMORY = 2 } StepResul
 /* Bytes of one page: every layer's keys and values of page_tokens positions, float32. */
 int64_t page_bytes(int layers, int num_kv_heads, int head_dim, int page_tokens);
 
+/* out[n][rows] = x[n][columns] . weights; one thread. 0, or -1 without memory. */
+int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const float *x, int64_t n, float *out);
+
 StepResult program_run(Program *program, Pool *pool, const Step *step);
 void scratch_free(Scratch *scratch);
 

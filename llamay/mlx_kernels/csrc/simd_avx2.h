@@ -49,6 +49,7 @@ INLINE vf v_pow2(vi n) {
 }
 INLINE vi vi_set1(int32_t x) { __m256i v = _mm256_set1_epi32(x); return (vi){v, v}; }
 INLINE vi vi_add(vi a, vi b) { return (vi){_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+INLINE vi vi_times256(vi a) { return (vi){_mm256_slli_epi32(a.lo, 8), _mm256_slli_epi32(a.hi, 8)}; }
 INLINE void vi_store_bytes(int8_t *p, vi a) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xD8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));

@@ -33,6 +33,7 @@ INLINE vf v_pow2(vi n) {
 }
 INLINE vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi vi_times256(vi a) { return _mm512_slli_epi32(a, 8); }
 INLINE void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
 INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
 

@@ -39,6 +39,7 @@ INLINE vf v_pow2(vi n) {
 }
 INLINE vi vi_set1(int32_t x) { PARTWISE(vi, vdupq_n_s32(x)); }
 INLINE vi vi_add(vi a, vi b) { PARTWISE(vi, vaddq_s32(a.part[i], b.part[i])); }
+INLINE vi vi_times256(vi a) { PARTWISE(vi, vshlq_n_s32(a.part[i], 8)); }
 INLINE void vi_store_bytes(int8_t *p, vi a) {
     int16x8_t low = vcombine_s16(vqmovn_s32(a.part[0]), vqmovn_s32(a.part[1]));
     int16x8_t high = vcombine_s16(vqmovn_s32(a.part[2]), vqmovn_s32(a.part[3]));

@@ -38,6 +38,7 @@ INLINE vf v_float(vi a) { LANEWISE(vf, (float)a.lane[l]); }
 INLINE vf v_pow2(vi n) { vf r; EACH_LANE { uint32_t bits = (uint32_t)(n.lane[l] + 127) << 23; memcpy(&r.lane[l], &bits, 4); } return r; }
 INLINE vi vi_set1(int32_t x) { LANEWISE(vi, x); }
 INLINE vi vi_add(vi a, vi b) { LANEWISE(vi, a.lane[l] + b.lane[l]); }
+INLINE vi vi_times256(vi a) { LANEWISE(vi, a.lane[l] * 256); }
 INLINE void vi_store_bytes(int8_t *p, vi a) { EACH_LANE p[l] = (int8_t)a.lane[l]; }
 INLINE int32_t vi_sum(vi a) { int32_t s = 0; EACH_LANE s += a.lane[l]; return s; }
 
