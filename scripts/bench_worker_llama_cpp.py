@@ -122,7 +122,8 @@ def main() -> None:
         sequences=args.branches,
         threads=args.threads,
     )
-    program = f"llama.cpp (llama-cpp-python {llama.__version__})"
+    amx = "with" if b"AMX_INT8 = 1" in llama.llama_print_system_info() else "without"
+    program = f"llama.cpp (llama-cpp-python {llama.__version__}, {amx} AMX)"
     serve(program, peer.vocab_size, lambda case: run_case(peer, case))
 
 
