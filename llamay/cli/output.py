@@ -6,7 +6,7 @@ Results go to stdout, everything else to stderr. Text from files and servers pas
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,21 @@ def printable(text: str) -> str:
     return "".join(
         char.encode("unicode_escape").decode("ascii")
         if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp")
+        else char
+        for char in text
+    )
+
+
+# Marks that turn the direction of what follows; the other format characters join letters and emoji.
+_DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def terminal_text(text: str) -> str:
+    """A model's text, its lines and tabs kept, without anything that a terminal obeys."""
+    return "".join(
+        char.encode("unicode_escape").decode("ascii")
+        if char in _DIRECTION_MARKS
+        or (char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp"))
         else char
         for char in text
     )
@@ -65,6 +80,28 @@ def format_bytes(count: int) -> str:
         size /= 1000
         units.pop(0)
     return f"{size:.1f} {units[0]}"
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str, float], None]]:
+    """Gives a function that shows a line on stderr, if that is a terminal; it is gone at the end.
+
+    Its arguments are the line and the seconds that are left: a wait of under half a second in all
+    shows nothing.
+    """
+    shown = False
+
+    def show(line: str, seconds_left: float) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and (shown or seconds_left > 0.5):
+            shown = True
+            print(f"\r\x1b[K{printable(line)}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
