@@ -1,8 +1,9 @@
 /* Items are claimed dynamically, so a thread that lost its core delays only what it has claimed. A thread
  * with nothing to do spins for about the length of a decode step's serial parts, and then blocks.
  *
- * `ticket` is (job number << 32 | next unclaimed item). A claim is a compare-and-swap on the whole ticket:
- * if it succeeds, the job was still unfinished, so the task and argument read before it belong to that job.
+ * `ticket` is (job number << 32 | next unclaimed item). A claim is a compare-and-swap on the whole ticket. The
+ * ticket of a finished job is closed before the next job's fields are written, and opened under the next number
+ * after; so a claim that succeeds was made with the fields of its own job.
  */
 #include "pool.h"
 
@@ -11,6 +12,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+
+static const uint64_t CLOSED = UINT32_MAX;
 
 enum { SPIN_NS = 100 * 1000, POLLS_PER_CLOCK = 64 };
 
@@ -51,7 +54,7 @@ static int job_waits(Pool *pool, uint64_t seen) {
 }
 
 static int job_done(Pool *pool) {
-    return atomic_load(&pool->done) == atomic_load_explicit(&pool->items, memory_order_relaxed);
+    return atomic_load(&pool->done) == atomic_load(&pool->items);
 }
 
 /* First item claimed of job `job`, or -1 if it has none left; *count receives how many. */
@@ -66,10 +69,9 @@ static int64_t claim(Pool *pool, uint64_t job, int64_t items, int64_t grain, int
 }
 
 static void work_on(Pool *pool, uint64_t job, int worker) {
-    PoolTask task = atomic_load_explicit(&pool->task, memory_order_relaxed);
-    void *argument = atomic_load_explicit(&pool->argument, memory_order_relaxed);
-    int64_t items = atomic_load_explicit(&pool->items, memory_order_relaxed);
-    int64_t grain = atomic_load_explicit(&pool->grain, memory_order_relaxed);
+    PoolTask task = atomic_load(&pool->task);
+    void *argument = atomic_load(&pool->argument);
+    int64_t items = atomic_load(&pool->items), grain = atomic_load(&pool->grain);
     int64_t count, begin;
     while ((begin = claim(pool, job, items, grain, &count)) >= 0) {
         task(argument, begin, begin + count, worker);
@@ -165,12 +167,14 @@ void pool_run(Pool *pool, int64_t items, int64_t grain, PoolTask task, void *arg
         task(argument, 0, items, 0);
         return;
     }
-    atomic_store_explicit(&pool->items, items, memory_order_relaxed);
-    atomic_store_explicit(&pool->grain, grain, memory_order_relaxed);
-    atomic_store_explicit(&pool->task, task, memory_order_relaxed);
-    atomic_store_explicit(&pool->argument, argument, memory_order_relaxed);
+    uint64_t job = atomic_load(&pool->ticket) >> 32;
+    atomic_store(&pool->ticket, job << 32 | CLOSED);
+    atomic_store(&pool->items, items);
+    atomic_store(&pool->grain, grain);
+    atomic_store(&pool->task, task);
+    atomic_store(&pool->argument, argument);
     atomic_store(&pool->done, 0);
-    uint64_t job = (atomic_load(&pool->ticket) >> 32) + 1;
+    job = (job + 1) & UINT32_MAX;
     atomic_store(&pool->ticket, job << 32);
     if (atomic_load(&pool->sleepers)) {
         pthread_mutex_lock(&pool->mutex);
