@@ -10,7 +10,7 @@ class LlamayError(Exception):
 
 
 class UsageError(LlamayError):
-    """The request itself is wrong (a flag, a name, a combination); the command line exits with 2."""
+    """The request itself is wrong (a flag, a name); the command line exits with 2."""
 
 
 class GGUFError(LlamayError):

@@ -29,7 +29,9 @@ def printable(text: str) -> str:
 
 
 # Marks that turn the direction of what follows; the other format characters join letters and emoji.
-_DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_DIRECTION_MARKS = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
 
 
 def terminal_text(text: str) -> str:

@@ -87,7 +87,8 @@ class ReferenceKernels:
 
 def _at(slabs: Slabs, pages: Sequence[int], position: int) -> mx.array:
     slab, at = divmod(pages[position // slabs.layout.page_tokens], slabs.pages_per_slab)
-    return slabs.arrays[slab][at, :, :, :, position % slabs.layout.page_tokens]
+    array: mx.array = slabs.arrays[slab]
+    return array[at, :, :, :, position % slabs.layout.page_tokens]
 
 
 def _dequantize(tensor: Tensor) -> mx.array:

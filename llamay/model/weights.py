@@ -1,4 +1,4 @@
-"""The tensors of a decoder, by GGUF's names, checked against its spec before anything is computed."""
+"""The tensors of a decoder, by GGUF's names, checked against its spec before they are used."""
 
 from llamay.errors import GGUFError
 from llamay.formats import Tensor
