@@ -15,10 +15,12 @@ The numerics contract, which every exact kernel set keeps:
    with a minimum then acc = fma(min_w, scale_x * sum_x, acc); isum is an exact integer. Activations
    are quantised with scale = max|x| / 127, q = round_to_even(x / scale); those of queries, keys,
    values and logits in a second plane too, round_to_even(256 * (x / scale - q)), and scale / 256.
-   Float weights: one ascending fma chain per row. q.k: one chain per position, ascending in the head dimension.
-   Sums over lanes: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed tree.
+   Float weights: one ascending fma chain per row. q.k: one chain per position, ascending in the
+   head dimension. Other sums: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed
+   tree.
 4. exp, log, sin and cos are our own, from IEEE-exact operations (csrc/fixed_math.h and
-   csrc/kernel_bodies.h). Ties go to the lower id. No contraction, no fast-math, subnormals kept, round to nearest even.
+   csrc/kernel_bodies.h). Ties go to the lower id. No contraction, no fast-math, subnormals kept,
+   rounding to nearest even.
 5. The numerics id names what made a context: contract version, kernel family, KV precision.
 """
 
@@ -147,7 +149,11 @@ class Step:
 
 @dataclass(slots=True)
 class Slabs:
-    """The arrays that hold pages; page p is entry p % pages_per_slab of slab p // pages_per_slab."""
+    """The arrays that hold pages.
+
+    Page p is entry p % pages_per_slab of array p // pages_per_slab; an array of length 0 stands for
+    a slab without pages.
+    """
 
     layout: KVLayout
     pages_per_slab: int
