@@ -53,7 +53,8 @@ class SamplingParams:
         _require("top-k", self.top_k, self.top_k >= 0, "0 or more")
         _require("top-p", self.top_p, 0 < self.top_p <= 1, "more than 0, up to 1")
         _require("min-p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
-        _require("repeat-penalty", self.repeat_penalty, 0 < self.repeat_penalty <= 100, "0 to 100")
+        repeat = self.repeat_penalty
+        _require("repeat-penalty", repeat, 0.01 <= repeat <= 100, "0.01 to 100")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(name.replace("_", "-"), value, -100 <= value <= 100, "-100 to 100")
@@ -86,7 +87,7 @@ def choose(
         token = sample(
             logits,
             temperature=params.temperature,
-            top_k=params.top_k,
+            top_k=min(params.top_k, len(logits)),
             top_p=params.top_p,
             min_p=params.min_p,
             uniform=uniform(params.seed, len(history)),
