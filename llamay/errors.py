@@ -33,6 +33,14 @@ class ContextFullError(LlamayError):
     """The tokens do not fit in the context; the message gives both counts."""
 
 
+class ContextBusyError(LlamayError):
+    """A context is in use by another owner; nothing was changed."""
+
+
+class BudgetError(LlamayError):
+    """The context memory budget has no room; the message gives the figures."""
+
+
 class CancelledError(LlamayError):
     """A step was cancelled; nothing that it computed was published."""
 

@@ -1,52 +1,172 @@
 """The one class of the state engine that others use."""
 
-from weakref import WeakSet
+import threading
+from collections.abc import Sequence
 
 from llamay.formats import KVLayout
 from llamay.kv.context import Context
+from llamay.kv.prefix_tree import Node, PrefixTree, RecencyList
 from llamay.kv.store import PageStore
 from llamay.mlx_kernels import KernelSet
 
+TREE_BYTES = 2**30
+
 
 class Cache:
-    """All contexts of one model. One thread at a time.
+    """All contexts of one model, and the prefix tree. Usable from several threads: one lock guards
+    all bookkeeping, and a context in use has one owner (see `Context`).
 
+    numerics:       numerics id of the contexts that this cache's kernels compute; only what is of
+                    the same id is ever matched
     pages_per_slab: see `PageStore`
+    tree_bytes:     most bytes of pages that the prefix tree alone keeps alive
+    budget_bytes:   most bytes of pages in use; what the tree keeps goes first
     """
 
     def __init__(
-        self, kernels: KernelSet, layout: KVLayout, pages_per_slab: int | None = None
+        self,
+        kernels: KernelSet,
+        layout: KVLayout,
+        *,
+        numerics: str = "",
+        pages_per_slab: int | None = None,
+        tree_bytes: int = TREE_BYTES,
+        budget_bytes: int | None = None,
     ) -> None:
-        self.store = PageStore(kernels, layout, pages_per_slab)
-        self._contexts: WeakSet[Context] = WeakSet()
+        self.store = PageStore(kernels, layout, pages_per_slab, budget_bytes)
+        self.store.make_room, self.store.trim = self._evict_oldest, self._trim
+        self.numerics = numerics
+        self._max_tree_pages = tree_bytes // self.store.page_bytes
+        self._lock = threading.RLock()
+        self._trees: dict[str, PrefixTree] = {}
+        self._recency = RecencyList()
 
-    def new_context(self) -> Context:
-        """An empty context."""
-        return self._registered(Context(self.store))
+    def new_context(self, numerics: str | None = None) -> Context:
+        """An empty context; `numerics` if something else than this cache's kernels fills it."""
+        with self._lock:
+            return Context(self.store, self._lock, numerics or self.numerics)
 
     def fork(self, context: Context) -> Context:
-        """A context that continues from `context`; shares every page and copies none."""
-        return self._registered(context.fork())
+        """`Context.fork`."""
+        return context.fork()
+
+    def match(self, tokens: Sequence[int]) -> Context:
+        """A fork that holds the longest prefix of `tokens` that some retained context begins with.
+
+        Its length, from 0 to len(tokens), says how long that is. The tree keeps its shape; what was
+        found counts as used.
+        """
+        with self._lock:
+            tree = self._trees.get(self.numerics)
+            found = tree.find(tokens) if tree else None
+            if tree is None or found is None:
+                return self.new_context()
+            leaf, length = found
+            self._recency.touch(leaf, tree)
+            assert leaf.context is not None
+            return leaf.context.forked(length)
+
+    def retain(self, context: Context) -> None:
+        """Keeps what a context holds for `match`, after the context is closed too; copies nothing.
+
+        Raises ContextBusyError if another thread uses the context.
+        """
+        with self._lock:
+            kept = context.fork()  # checks the owner
+            tree = self._trees.setdefault(context.numerics, PrefixTree())
+            found = tree.find(kept.tokens)
+            if found and found[1] == kept.length:
+                self._recency.touch(found[0], tree)
+            elif kept.length:
+                leaf, redundant = tree.insert(kept.tokens, kept.forked(kept.length, by_tree=True))
+                self._recency.touch(leaf, tree)
+                if redundant:
+                    self._drop(redundant)
+            kept.close()
+
+    def clear_tree(self) -> None:
+        """Forgets everything retained."""
+        with self._lock:
+            while self._evict_oldest():
+                pass
 
     @property
     def live_pages(self) -> int:
-        """Pages that some context holds."""
+        """Pages that something holds."""
         return self.store.ids.live
 
+    @property
+    def tree_bytes(self) -> int:
+        """Bytes of pages that the prefix tree alone keeps alive."""
+        return self.store.ids.tree_only * self.store.page_bytes
+
+    @property
+    def retained(self) -> int:
+        """Leaves of the prefix tree."""
+        return len(self._recency)
+
+    def retained_tokens(self) -> list[tuple[int, ...]]:
+        """Token sequences retained, the least recently used first."""
+        with self._lock:
+            paths = {
+                leaf: tuple(path) for tree in self._trees.values() for path, leaf in tree.leaves()
+            }
+            return [paths[leaf] for leaf in self._recency]
+
+    def _evict_oldest(self) -> bool:
+        """Forgets the least recently used leaf; False if there is none."""
+        oldest = self._recency.oldest()
+        if oldest is None:
+            return False
+        leaf, tree = oldest
+        tree.remove(leaf)
+        self._drop(leaf)
+        return True
+
+    def _drop(self, leaf: Node) -> None:
+        """Releases the context of a leaf that has left its tree."""
+        self._recency.forget(leaf)
+        assert leaf.context is not None
+        leaf.context.drop()
+
+    def _trim(self) -> None:
+        self.store.release_orphans()
+        while self.store.ids.tree_only > self._max_tree_pages and self._evict_oldest():
+            pass
+
     def check(self) -> None:
-        """Asserts that pages and contexts agree; for tests."""
+        """Asserts every invariant of pages, contexts and tree; for tests, with all at rest."""
+        with self._lock:
+            self.store.release_orphans()
+            self._check_pages()
+            leaves = [leaf for tree in self._trees.values() for _, leaf in tree.leaves()]
+            assert set(leaves) == set(self._recency), "recency list and trees differ"
+            for numerics, tree in self._trees.items():
+                tree.check()
+                for path, leaf in tree.leaves():
+                    assert leaf.context is not None
+                    assert leaf.context.numerics == numerics
+                    assert tuple(leaf.context.tokens) == tuple(path)
+            assert self.store.ids.tree_only <= self._max_tree_pages, "the tree is over its bound"
+
+    def _check_pages(self) -> None:
+        """A page's ref count is the number of contexts that hold it; every page has a place."""
+        ids, page_tokens = self.store.ids, self.store.layout.page_tokens
         holders: dict[int, int] = {}
-        for context in self._contexts:
+        by_tree: dict[int, int] = {}
+        for context in self.store.contexts:
             pages = context.page_ids
             assert len(set(pages)) == len(pages), "a context holds a page twice"
-            assert context.length <= len(pages) * self.store.layout.page_tokens
+            assert context.length <= len(pages) * page_tokens
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
+                by_tree[page] = by_tree.get(page, 0) + context.held_by_tree
         for page, count in holders.items():
-            assert self.store.ids.ref_count(page) == count, f"page {page}: wrong ref count"
+            assert ids.ref_count(page) == count, f"page {page}: wrong ref count"
+            assert ids.tree_count(page) == by_tree[page], f"page {page}: wrong tree count"
             assert len(self.store.slabs.arrays[page // self.store.slabs.pages_per_slab])
-        assert self.store.ids.live == len(holders), "a page is held by nobody"
-
-    def _registered(self, context: Context) -> Context:
-        self._contexts.add(context)
-        return context
+        assert ids.live == len(holders), "a page is held by nobody"
+        assert ids.tree_only == sum(holders[page] == by_tree[page] for page in holders)
+        slabs = {page // self.store.slabs.pages_per_slab for page in holders}
+        in_memory = {i for i, array in enumerate(self.store.slabs.arrays) if len(array)}
+        assert slabs == in_memory, "a slab without pages is kept, or one with pages is gone"

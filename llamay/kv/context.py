@@ -1,24 +1,48 @@
-"""A context: a list of pages, a length, and the tokens that made it."""
+"""A context: a list of pages, a length, and the tokens that made it.
 
+    positions   [0, length)                 [length, reserved end)
+    who sees    this context and its forks  nobody, until `commit`
+
+Ownership: `in_use` makes the calling thread a context's owner. Whatever another thread then asks
+of the context fails with ContextBusyError and changes nothing. Without an owner, every operation
+is atomic: it runs under the cache's lock.
+"""
+
+import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from llamay.errors import ContextBusyError
 from llamay.kv.store import PageStore
+from llamay.mlx_kernels import Float32Array
 
 
 class Context:
-    """Tokens and the keys and values computed for them. One owner, one thread at a time.
+    """Tokens and the keys and values computed for them; made by a `Cache`.
 
-    Positions [0, length) are committed. `reserve` makes room for more, which nobody else sees, and
-    `commit` publishes it; a step that fails commits nothing.
+    numerics: what made the keys and values; contexts continue each other's bits only if it is equal
+    logits:   [vocab] float32 of the last position where they were kept (at the end of a turn), or
+              None; forgotten when the length changes
     """
 
-    def __init__(self, store: PageStore) -> None:
+    def __init__(self, store: PageStore, lock: threading.RLock, numerics: str) -> None:
         self._store = store
+        self._lock = lock
         self._page_ids: list[int] = []
         # Append-only and shared by forks: it may hold more than this context's own `length`.
         self._tokens = array("i")
         self._length = 0
+        self._owner: int | None = None
+        self._by_tree = False
+        self.numerics = numerics
+        self.logits: Float32Array | None = None
+        store.contexts.add(self)
+
+    def __del__(self) -> None:
+        # Collection can happen anywhere, within the store's own bookkeeping too: only leave a note.
+        if self._page_ids:
+            self._store.orphans.append((self._page_ids, self._by_tree))
 
     @property
     def length(self) -> int:
@@ -35,50 +59,108 @@ class Context:
         """Pages in position order; the last may reach beyond `length`."""
         return self._page_ids
 
+    @property
+    def own_pages(self) -> int:
+        """Pages that nobody else holds."""
+        return sum(self._store.ids.ref_count(page) == 1 for page in self._page_ids)
+
+    @property
+    def held_by_tree(self) -> bool:
+        """Whether the prefix tree keeps it, rather than somebody who works with it."""
+        return self._by_tree
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Makes this thread the owner. Raises ContextBusyError if another thread is."""
+        with self._exclusive():
+            before, self._owner = self._owner, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._owner = before
+
     def fork(self) -> "Context":
         """A context that continues from here; shares every page and copies none."""
-        child = Context(self._store)
-        page_tokens = self._store.layout.page_tokens
-        child._page_ids = self._page_ids[: -(-self._length // page_tokens)]
-        for page in child._page_ids:
-            self._store.ids.retain(page)
-        child._tokens, child._length = self._tokens, self._length
-        return child
+        with self._exclusive():
+            return self.forked(self._length)
 
     def reserve(self, count: int) -> None:
         """Makes positions [length, length + count) writable by this context alone.
 
         Copies at most one page: the one that `length` lies in, if another context holds it too.
-        Raises MemoryError, with the context as it was, if pages cannot be had.
+        Raises BudgetError or MemoryError, with the context as it was, if pages cannot be had.
         """
-        page_tokens = self._store.layout.page_tokens
-        if count and self._length % page_tokens:
-            self._writable(self._length // page_tokens)
-        while len(self._page_ids) * page_tokens < self._length + count:
-            self._page_ids.append(self._store.allocate())
+        with self._exclusive():
+            page_tokens, had = self._store.layout.page_tokens, len(self._page_ids)
+            try:
+                while len(self._page_ids) * page_tokens < self._length + count:
+                    self._page_ids.append(self._store.allocate())
+                if count and self._length % page_tokens:
+                    self._writable(self._length // page_tokens)
+            except BaseException:
+                self._release_from(had)
+                raise
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Publishes positions that a step has written: `tokens` are those after `length`."""
-        if self._length + len(tokens) > len(self._page_ids) * self._store.layout.page_tokens:
-            raise ValueError(f"{len(tokens)} tokens committed without being reserved")
-        if len(self._tokens) != self._length:  # another fork went on, or this one was truncated
-            self._tokens = self._tokens[: self._length]
-        self._tokens.extend(tokens)
-        self._length += len(tokens)
+        """Publishes positions that a step has written: `tokens` are those after `length`.
+
+        Raises ValueError if they were not reserved.
+        """
+        with self._exclusive():
+            if self._length + len(tokens) > len(self._page_ids) * self._store.layout.page_tokens:
+                raise ValueError(f"{len(tokens)} tokens committed without being reserved")
+            if not tokens:
+                return
+            if len(self._tokens) != self._length:  # another fork went on, or this was truncated
+                self._tokens = self._tokens[: self._length]
+            self._tokens.extend(tokens)
+            self._length += len(tokens)
+            self.logits = None
 
     def truncate(self, length: int) -> None:
-        """Forgets positions from `length` on, and what was reserved; copies nothing."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot truncate a context of {self._length} tokens to {length}")
-        keep = -(-length // self._store.layout.page_tokens)
-        for page in self._page_ids[keep:]:
-            self._store.release(page)
-        del self._page_ids[keep:]
-        self._length = length
+        """Forgets positions from `length` on, and what was reserved; copies nothing.
+
+        Raises ValueError if `length` is negative or beyond the end.
+        """
+        with self._exclusive():
+            if not 0 <= length <= self._length:
+                raise ValueError(f"cannot truncate a context of {self._length} tokens to {length}")
+            self._release_from(-(-length // self._store.layout.page_tokens))
+            if length != self._length:
+                self._length, self.logits = length, None
+            self._store.trim()
 
     def close(self) -> None:
         """Releases every page; the context is then empty."""
         self.truncate(0)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            if self._owner not in (None, threading.get_ident()):
+                raise ContextBusyError("the context is in use by another thread; wait for its step")
+            yield
+
+    def forked(self, length: int, *, by_tree: bool = False) -> "Context":
+        """A context of the first `length` positions, held by the tree or by somebody else."""
+        child = Context(self._store, self._lock, self.numerics)
+        child._page_ids = self._page_ids[: -(-length // self._store.layout.page_tokens)]
+        child._by_tree = by_tree
+        self._store.ids.retain(child._page_ids, by_tree=by_tree)
+        child._tokens, child._length = self._tokens, length
+        if length == self._length:
+            child.logits = self.logits
+        return child
+
+    def drop(self) -> None:
+        """`close` for the tree's own contexts, whose owner is the tree."""
+        self._release_from(0)
+        self._length, self.logits = 0, None
+
+    def _release_from(self, index: int) -> None:
+        """Releases pages [index, end), the last first, so that no page is listed twice."""
+        while len(self._page_ids) > index:
+            self._store.release(self._page_ids.pop(), by_tree=self._by_tree)
 
     def _writable(self, index: int) -> None:
         """Makes page `index` this context's own: the only place where a page is copied."""

@@ -1,29 +1,60 @@
 """Where pages live: slabs of bounded size, allocated as needed and released when empty."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from llamay.errors import BudgetError
 from llamay.formats import KVLayout
 from llamay.kv.pages import PageIds
 from llamay.mlx_kernels import KernelSet, Slabs
+
+if TYPE_CHECKING:
+    from llamay.kv.context import Context
 
 SLAB_BYTES = 64 * 2**20
 
 
 class PageStore:
-    """Pages of one layout, as a kernel set lays them out. One thread at a time.
+    """Pages of one layout, as a kernel set lays them out. Callers hold the cache's lock.
 
     pages_per_slab: how many pages a slab holds; None fits as many as 64 MiB hold, at least one
+    max_bytes:      most bytes of pages in use; None does not bound them
     """
 
     def __init__(
-        self, kernels: KernelSet, layout: KVLayout, pages_per_slab: int | None = None
+        self,
+        kernels: KernelSet,
+        layout: KVLayout,
+        pages_per_slab: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.kernels = kernels
         self.layout = layout
         self.page_bytes = kernels.page_bytes(layout)
+        self.max_pages = None if max_bytes is None else max_bytes // self.page_bytes
         self.ids = PageIds()
         self.slabs = Slabs(layout, pages_per_slab or max(1, SLAB_BYTES // self.page_bytes), [])
+        self.contexts: WeakSet[Context] = WeakSet()
+        self.orphans: list[tuple[list[int], bool]] = []  # (pages, by tree) of collected contexts
+        # Set by the cache. make_room gives up something kept and says whether there was any; trim
+        # keeps the prefix tree within its bound after pages were released.
+        self.make_room: Callable[[], bool] = lambda: False
+        self.trim: Callable[[], None] = lambda: None
 
     def allocate(self) -> int:
-        """A page with one holder and undefined content."""
+        """A page with one holder and undefined content.
+
+        Raises BudgetError if the pages in use leave no room, MemoryError if the system does.
+        """
+        self.release_orphans()
+        while self.max_pages is not None and self.ids.live >= self.max_pages:
+            if not self.make_room():
+                raise BudgetError(
+                    f"the context memory budget holds {self.max_pages} pages of "
+                    f"{self.page_bytes} bytes, and all are in use; close branches or raise "
+                    "--ctx-mem-budget"
+                )
         page = self.ids.allocate()
         slab = page // self.slabs.pages_per_slab
         try:
@@ -36,14 +67,21 @@ class PageStore:
             raise
         return page
 
-    def release(self, page: int) -> None:
+    def release(self, page: int, *, by_tree: bool = False) -> None:
         """Takes a holder away; the slab goes with its last page."""
-        if not self.ids.release(page):
+        if not self.ids.release(page, by_tree=by_tree):
             return
         per_slab = self.slabs.pages_per_slab
         start = page // per_slab * per_slab
         if self.ids.live_between(start, start + per_slab) == 0:
             self.slabs.arrays[page // per_slab] = bytearray()
+
+    def release_orphans(self) -> None:
+        """Releases what contexts held that were collected without being closed."""
+        while self.orphans:
+            pages, by_tree = self.orphans.pop()
+            for page in pages:
+                self.release(page, by_tree=by_tree)
 
     def copy(self, page: int) -> int:
         """A new page with the content of `page`."""

@@ -1,6 +1,7 @@
 """Compiles a spec and its weights into a program, and runs it on rows of contexts."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,25 +119,32 @@ class Decoder:
         )
 
     def forward(self, cache: Cache, batch: Sequence[Rows], control: Control) -> Float32Array:
-        """Runs one step and commits its tokens: all contexts are distinct.
+        """Runs one step and commits its tokens.
 
         Returns [sum of rows.logits, vocab_size] float32, in the order of the batch.
-        Raises CancelledError or NumericsError, with every context as it was.
+        Raises ValueError if a context is there twice, ContextBusyError, BudgetError, CancelledError
+        or NumericsError, with every context as it was.
         """
-        for rows in batch:
-            rows.context.reserve(len(rows.tokens))
-        try:
-            logits = self._run(_assemble(batch), cache.store.slabs, control)
-            if logits is None:
-                raise CancelledError("the step was cancelled")
-            if not np.isfinite(logits).all():
-                raise NumericsError("the model gave logits that are not finite; use another file")
-        except BaseException:
+        contexts = [rows.context for rows in batch]
+        if len({id(context) for context in contexts}) != len(contexts):
+            raise ValueError("a context can be in a step once only")
+        with ExitStack() as owned:
+            for context in contexts:
+                owned.enter_context(context.in_use())
+            try:
+                for rows in batch:
+                    rows.context.reserve(len(rows.tokens))
+                logits = self._run(_assemble(batch), cache.store.slabs, control)
+                if logits is None:
+                    raise CancelledError("the step was cancelled")
+                if not np.isfinite(logits).all():
+                    raise NumericsError("the model gave logits that are not finite; it is damaged")
+            except BaseException:
+                for context in contexts:
+                    context.truncate(context.length)
+                raise
             for rows in batch:
-                rows.context.truncate(rows.context.length)
-            raise
-        for rows in batch:
-            rows.context.commit(rows.tokens)
+                rows.context.commit(rows.tokens)
         return logits
 
 
