@@ -20,6 +20,7 @@ from llamay.tokenizer import ChatTemplate, StreamingDecoder, Tokenizer
 
 STEP_SECONDS = 0.05  # a prefill step's size is chosen to last about this long
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 32, 512
+MAX_PAGE_TOKENS = 1024
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
@@ -27,7 +28,11 @@ def _silent(label: str, done: int, total: int | None) -> None:
 
 
 class StopText:
-    """Watches an answer's text for stop texts; holds back what could be the start of one."""
+    """Watches an answer's text for stop texts; holds back what could be the start of one.
+
+    The first to be complete ends the answer; of those complete at once, the longest. So it does not
+    matter how the text is cut.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -39,10 +44,11 @@ class StopText:
         if self.found:
             return ""
         text = self._held + text
-        ends = [end for end in (text.find(stop) for stop in self._stops) if end >= 0]
-        if ends:
+        found = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
+        if found:
             self.found, self._held = True, ""
-            return text[: min(ends)]
+            _, start = min(found)
+            return text[:start]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -96,8 +102,11 @@ class Engine:
 
         Raises UsageError for a page size that the kernels do not take.
         """
-        if page_tokens < 16 or page_tokens % 16:
-            raise UsageError(f"page-tokens: expected a multiple of 16, found {page_tokens}")
+        if page_tokens not in range(16, MAX_PAGE_TOKENS + 1, 16):
+            raise UsageError(
+                f"page-tokens: expected a multiple of 16 up to {MAX_PAGE_TOKENS}, "
+                f"found {page_tokens}"
+            )
         if context_size is not None and context_size < 1:
             raise UsageError(f"ctx-size: expected 1 or more, found {context_size}")
         self.decoder = decoder
@@ -242,10 +251,12 @@ class Engine:
                 return
             rows = [Rows(a.branch.context, [c[0]]) for a, c in zip(running, chosen, strict=True)]
             logits = self.decoder.forward(self.cache, rows, control)
-            for answer, (token, logprob), row in zip(running, chosen, logits, strict=True):
+            # All of the step before any event: a listener that leaves finds every branch whole.
+            for answer, (token, _), row in zip(running, chosen, logits, strict=True):
                 answer.branch.logits = row
                 answer.ids.append(token)
                 answer.history.append(token)
+            for answer, (token, logprob) in zip(running, chosen, strict=True):
                 text = answer.stop.feed(answer.decoder.feed(token))
                 yield TextDelta(answer.index, (token,), (logprob,), text)
 

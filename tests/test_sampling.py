@@ -166,9 +166,7 @@ def penalised(
     result = []
     for token, logit in enumerate(logits.astype(np.float64)):
         if token in history[-64:]:
-            logit = (
-                logit / params.repeat_penalty if logit > 0 else logit * params.repeat_penalty
-            )
+            logit = logit / params.repeat_penalty if logit > 0 else logit * params.repeat_penalty
         count = list(generated).count(token)
         if count:
             logit -= params.presence_penalty + count * params.frequency_penalty
