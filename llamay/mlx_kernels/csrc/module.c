@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,14 @@ static const KernelSet *find_kernels(const char *name) {
         if (strcmp(kernel_sets[i]->name, name) == 0 && kernel_set_runs_here(kernel_sets[i])) return kernel_sets[i];
     PyErr_Format(PyExc_ValueError, "kernel set '%s' does not run on this processor", name);
     return NULL;
+}
+
+/* Rounding to nearest with subnormals kept, whatever the calling thread uses; returns what it uses. */
+static fenv_t enter_contract_environment(void) {
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    return callers;
 }
 
 /* Checks that a matrix is one the kernels take; data may be NULL. */
@@ -124,10 +133,12 @@ static PyObject *rope_frequencies(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "id", &dim, &base)) return NULL;
     if (dim < 0 || dim % 2 || !(base >= 1 && base < 1e30)) return fail(PyExc_ValueError, "rope dimension or base out of range");
     PyObject *list = PyList_New(dim / 2);
+    fenv_t callers = enter_contract_environment();
     for (int i = 0; list && i < dim / 2; i++) {
         PyObject *value = PyFloat_FromDouble(fixed_exp(-2.0 * i / dim * fixed_log(base)));
         if (!value || PyList_SetItem(list, i, value) < 0) Py_CLEAR(list);
     }
+    fesetenv(&callers);
     return list;
 }
 
@@ -136,7 +147,10 @@ static PyObject *logarithm(PyObject *self, PyObject *args) {
     (void)self;
     if (!PyArg_ParseTuple(args, "d", &x)) return NULL;
     if (!(x > 1e-300 && x < 1e300)) return fail(PyExc_ValueError, "log needs a normal positive number");
-    return PyFloat_FromDouble(fixed_log(x));
+    fenv_t callers = enter_contract_environment();
+    volatile double result = fixed_log(x); /* volatile: computed before the environment is given back */
+    fesetenv(&callers);
+    return PyFloat_FromDouble(result);
 }
 
 /* Reads a float32 logits buffer and allocates scratch for it; 0 with an exception set if it cannot. */
@@ -164,7 +178,11 @@ static PyObject *log_sum_exp_function(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "sy*", &name, &logits)) return NULL;
     const KernelSet *kernels = find_kernels(name);
     int ok = kernels && logits_scratch(&logits, &count, &weights, &order);
-    if (ok) result = log_sum_exp(kernels, logits.buf, count, weights);
+    if (ok) {
+        fenv_t callers = enter_contract_environment();
+        result = log_sum_exp(kernels, logits.buf, count, weights);
+        fesetenv(&callers);
+    }
     free(weights);
     free(order);
     PyBuffer_Release(&logits);
@@ -190,7 +208,11 @@ static PyObject *sample(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "temperature, top_k or uniform out of range");
         ok = 0;
     }
-    if (ok) id = sample_token(kernels, logits.buf, count, &options, weights, order);
+    if (ok) {
+        fenv_t callers = enter_contract_environment();
+        id = sample_token(kernels, logits.buf, count, &options, weights, order);
+        fesetenv(&callers);
+    }
     free(weights);
     free(order);
     PyBuffer_Release(&logits);
@@ -215,7 +237,9 @@ static PyObject *matmul(PyObject *self, PyObject *args) {
     if (ok) {
         Matrix matrix = {(WeightFormat)format, rows, columns, packed.buf};
         Py_BEGIN_ALLOW_THREADS
+        fenv_t callers = enter_contract_environment();
         ok = multiply(kernels, &matrix, planes, x.buf, count, out.buf) == 0;
+        fesetenv(&callers);
         Py_END_ALLOW_THREADS
         if (!ok) PyErr_NoMemory();
     }
@@ -231,6 +255,7 @@ static PyObject *matmul(PyObject *self, PyObject *args) {
 typedef struct {
     PyObject_HEAD
     Pool *pool;
+    atomic_flag running;
 } PoolObject;
 
 static PyObject *pool_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -240,6 +265,7 @@ static PyObject *pool_object_new(PyTypeObject *type, PyObject *args, PyObject *k
     if (threads < 1 || threads > 1024) return fail(PyExc_ValueError, "threads must be between 1 and 1024");
     PoolObject *self = (PoolObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
+    atomic_flag_clear(&self->running);
     self->pool = pool_new(threads);
     if (self->pool) return (PyObject *)self;
     Py_DECREF(self);
@@ -276,6 +302,9 @@ static PyType_Spec pool_spec = {"llamay.mlx_kernels._cpu.Pool", sizeof(PoolObjec
 
 /* --- Program --------------------------------------------------------------------------------------------- */
 
+/* Bounds on sizes, far above any model's, within which the bytes of a page cannot overflow. */
+enum { MAX_LAYERS = 1 << 12, MAX_ROW = 1 << 24, MAX_PAGE_TOKENS = 1 << 20 };
+
 typedef struct {
     PyObject_HEAD
     Program program;
@@ -301,7 +330,7 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     int ok = kernels != NULL;
     if (ok && (shape.hidden < 1 || shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.vocab < 1 ||
                shape.num_heads % shape.num_kv_heads || shape.head_dim < LANES || shape.head_dim % LANES ||
-               shape.rope_dim > shape.head_dim)) {
+               (int64_t)shape.num_heads * shape.head_dim > MAX_ROW || shape.rope_dim > shape.head_dim)) {
         PyErr_SetString(PyExc_ValueError, "head counts, head size or rope size out of range");
         ok = 0;
     }
@@ -333,9 +362,16 @@ static void program_free(PyObject *object) {
     free_object(object);
 }
 
-/* Makes room for one operation and its buffers. */
+/* Makes room for one operation and its buffers; forgets what was sized for the operations before. */
 static Operation *next_operation(ProgramObject *self, OperationKind kind) {
     const int buffers_each = 1 + 2 * MAX_PARTS;
+    if (atomic_flag_test_and_set(&self->running)) {
+        PyErr_SetString(PyExc_RuntimeError, "the program is running");
+        return NULL;
+    }
+    atomic_flag_clear(&self->running); /* the GIL keeps it from being run while it is added to */
+    scratch_free(self->program.scratch);
+    self->program.scratch = NULL;
     if (self->program.num_operations == self->capacity) {
         int capacity = 2 * self->capacity + 16;
         Operation *operations = realloc(self->program.operations, (size_t)capacity * sizeof *operations);
@@ -362,10 +398,8 @@ static Py_buffer *hold(ProgramObject *self, PyObject *object) {
     return buffer;
 }
 
-/* A float32 vector of `count`, or NULL for None. */
+/* A float32 vector of `count`. */
 static int read_vector(ProgramObject *self, PyObject *object, int64_t count, const float **out) {
-    *out = NULL;
-    if (object == Py_None) return 1;
     Py_buffer *buffer = hold(self, object);
     if (!buffer) return 0;
     if (buffer->len != count * (Py_ssize_t)sizeof(float)) {
@@ -382,6 +416,7 @@ static int read_matrix(ProgramObject *self, PyObject *tuple, int64_t rows, int64
     int format;
     long long given_rows, given_columns;
     PyObject *packed;
+    if (!PyTuple_Check(tuple)) return fail(PyExc_TypeError, "a matrix is (type id, rows, columns, packed)") != NULL;
     if (!PyArg_ParseTuple(tuple, "iLLO", &format, &given_rows, &given_columns, &packed)) return 0;
     Py_buffer *buffer = hold(self, packed);
     if (!buffer || !matrix_ok(format, given_rows, given_columns, buffer)) return 0;
@@ -392,6 +427,12 @@ static int read_matrix(ProgramObject *self, PyObject *tuple, int64_t rows, int64
     }
     *out = (Matrix){(WeightFormat)format, given_rows, given_columns, buffer->buf};
     return 1;
+}
+
+static int layer_ok(int layer) {
+    if (layer >= 0 && layer < MAX_LAYERS) return 1;
+    PyErr_Format(PyExc_ValueError, "layer %d is out of range", layer);
+    return 0;
 }
 
 static PyObject *publish(ProgramObject *self) {
@@ -416,7 +457,8 @@ static PyObject *add_attention_input(PyObject *object, PyObject *args) {
     int layer;
     float eps;
     if (!PyArg_ParseTuple(args, "iOfOOOOOO", &layer, &norm, &eps, &weights[0], &weights[1], &weights[2], &bias[0],
-                          &bias[1], &bias[2]))
+                          &bias[1], &bias[2]) ||
+        !layer_ok(layer))
         return NULL;
     Operation *op = next_operation(self, ATTENTION_INPUT);
     if (!op || !read_vector(self, norm, shape->hidden, &op->norm)) return NULL;
@@ -425,7 +467,7 @@ static PyObject *add_attention_input(PyObject *object, PyObject *args) {
     for (int part = QUERY; part <= VALUE; part++) {
         int rows = (part == QUERY ? shape->num_heads : shape->num_kv_heads) * shape->head_dim;
         if (!read_matrix(self, weights[part], rows, shape->hidden, op->weights + part) ||
-            !read_vector(self, bias[part], rows, op->bias + part))
+            (bias[part] != Py_None && !read_vector(self, bias[part], rows, op->bias + part)))
             return NULL;
     }
     return publish(self);
@@ -434,7 +476,7 @@ static PyObject *add_attention_input(PyObject *object, PyObject *args) {
 static PyObject *add_attention(PyObject *object, PyObject *args) {
     ProgramObject *self = (ProgramObject *)object;
     int layer;
-    if (!PyArg_ParseTuple(args, "i", &layer)) return NULL;
+    if (!PyArg_ParseTuple(args, "i", &layer) || !layer_ok(layer)) return NULL;
     Operation *op = next_operation(self, ATTENTION);
     if (!op) return NULL;
     op->layer = layer;
@@ -524,12 +566,12 @@ static int resolve_pages(StepBuffers *b, int64_t count, int64_t pages_per_slab, 
     if (!b->pages) return PyErr_NoMemory() != NULL;
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0) continue;
-        int64_t slab = ids[i] / pages_per_slab, offset = ids[i] % pages_per_slab * bytes;
-        if (slab >= b->num_slabs || offset + bytes > b->slabs[slab].len) {
+        int64_t slab = ids[i] / pages_per_slab, index = ids[i] % pages_per_slab;
+        if (slab >= b->num_slabs || index >= b->slabs[slab].len / bytes) {
             PyErr_Format(PyExc_ValueError, "page %d lies outside the slabs", (int)ids[i]);
             return 0;
         }
-        b->pages[i] = (uint8_t *)b->slabs[slab].buf + offset;
+        b->pages[i] = (uint8_t *)b->slabs[slab].buf + index * bytes;
     }
     return 1;
 }
@@ -568,7 +610,8 @@ static int read_step(const Program *program, StepBuffers *b, long long pages_per
     int sizes_ok = rows > 0 && b->buffers[POSITIONS].len == rows * 4 && b->buffers[CONTEXTS].len == rows * 4 &&
                    step->max_pages > 0 && table % step->max_pages == 0 && b->buffers[CONTROL].len == 16 &&
                    b->buffers[LOGIT_BUFFER].len == step->num_logit_rows * program->shape.vocab * 4 &&
-                   pages_per_slab > 0 && step->page_tokens > 0 && step->page_tokens % LANES == 0;
+                   pages_per_slab > 0 && step->page_tokens > 0 && step->page_tokens <= MAX_PAGE_TOKENS &&
+                   step->page_tokens % LANES == 0;
     if (!sizes_ok) return fail(PyExc_ValueError, "the step's arrays do not fit together") != NULL;
     step->num_contexts = table / step->max_pages;
     int64_t bytes = page_bytes(layers_of(program), program->shape.num_kv_heads, program->shape.head_dim, step->page_tokens);
@@ -592,16 +635,22 @@ static PyObject *run(PyObject *object, PyObject *args) {
     if (!state || !PyObject_TypeCheck(pool, state->pool_type))
         return fail(PyExc_TypeError, "the first argument must be a Pool");
     step.max_pages = max_pages;
+    PoolObject *threads = (PoolObject *)pool;
     if (atomic_flag_test_and_set(&self->running)) return fail(PyExc_RuntimeError, "the program is already running");
+    if (atomic_flag_test_and_set(&threads->running)) {
+        atomic_flag_clear(&self->running);
+        return fail(PyExc_RuntimeError, "the pool is already running a program");
+    }
     StepBuffers buffers = {0};
     StepResult result = STEP_DONE;
     int ok = hold_step(&buffers, objects, slabs) && read_step(&self->program, &buffers, pages_per_slab, &step);
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
-        result = program_run(&self->program, ((PoolObject *)pool)->pool, &step);
+        result = program_run(&self->program, threads->pool, &step);
         Py_END_ALLOW_THREADS
     }
     release_step(&buffers);
+    atomic_flag_clear(&threads->running);
     atomic_flag_clear(&self->running);
     if (!ok) return NULL;
     if (result == STEP_NO_MEMORY) return PyErr_NoMemory();

@@ -59,7 +59,8 @@ void scratch_free(Scratch *scratch) {
 
 /* Longest row that any matrix of the program reads or writes, logits apart. */
 static int64_t widest_row(const Program *program) {
-    int64_t widest = program->shape.hidden;
+    int64_t widest = program->shape.hidden, queries = (int64_t)program->shape.num_heads * program->shape.head_dim;
+    if (queries > widest) widest = queries;
     for (int i = 0; i < program->num_operations; i++)
         for (int part = 0; part < MAX_PARTS; part++) {
             const Matrix *w = program->operations[i].weights + part;

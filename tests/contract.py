@@ -1,0 +1,267 @@
+"""The numerics contract in plain numpy: the same bits as the CPU kernels, computed another way.
+
+Written from the contract's text (`llamay/mlx_kernels/__init__.py`), one operation after another on
+whole arrays, without threads, tiles, pages or chunks. Fused multiply-adds are emulated, so that no
+instruction of the processor is trusted either. Constants that the text leaves to csrc (the
+polynomial of exp, the tree of 16 lanes) are repeated here: changing one changes the contract.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamay.formats import Format, Tensor
+from llamay.mlx_kernels import (
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Logits,
+    Operation,
+    Program,
+)
+from tests.oracle import dequantise
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+BLOCK, LANES, RUN = 32, 16, 256
+ZERO, ONE = np.float32(0), np.float32(1)
+TINY_SCALE = np.float32(2.0**-100)
+
+
+def fma(a: F32, b: F32, c: F32) -> F32:
+    """float32 a * b + c, rounded once.
+
+    The product is exact in float64. The sum is rounded there to odd (if it is inexact, to the
+    neighbour whose last bit is set), so that rounding it again to float32 loses nothing (Boldo
+    and Melquiond, "Emulation of FMA and correctly rounded sums").
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    wide = np.float64(c)
+    total = np.asarray(product + wide)
+    back = total - product
+    error = (product - (total - back)) + (wide - back)
+    bits = total.view(np.int64)
+    away = np.where((error > 0) == (total > 0), 1, -1)
+    odd = np.where((error != 0) & (bits & 1 == 0), bits + away, bits).view(np.float64)
+    with np.errstate(over="ignore"):
+        rounded: F32 = odd.astype(np.float32)
+    return rounded
+
+
+def exp32(x: F32) -> F32:
+    """e^x of the kernels' polynomial, 0 up to -87."""
+    bounded = np.where(x > -87, x, np.float32(-87))
+    count = np.rint(bounded * np.float32(float.fromhex("0x1.715476p+0")))
+    r = fma(count, np.float32(-float.fromhex("0x1.62e4p-1")), bounded)
+    r = fma(count, np.float32(-float.fromhex("0x1.7f7d1cp-20")), r)
+    p = np.full_like(r, float.fromhex("0x1.6a238cp-10"))
+    for digits in ("0x1.123a6cp-7", "0x1.5558f4p-5", "0x1.55549p-3", "0x1.fffffcp-2"):
+        p = fma(p, r, np.float32(float.fromhex(digits)))
+    p = fma(p, r * r, r + ONE)
+    return np.where(x > -87, p * np.ldexp(ONE, count.astype(np.int32)), ZERO)
+
+
+def sum_lanes(lanes: F32) -> F32:
+    """[..., 16] -> [...]: lane l with l + 8, then + 4, + 2, + 1."""
+    width = LANES // 2
+    while width:
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+        width //= 2
+    return lanes[..., 0]
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """x, result: [rows, columns]; columns are a multiple of 16."""
+    squares = np.zeros((len(x), LANES), np.float32)
+    for start in range(0, x.shape[1], LANES):
+        squares = fma(x[:, start : start + LANES], x[:, start : start + LANES], squares)
+    mean = sum_lanes(squares) / np.float32(x.shape[1])
+    scale = ONE / np.sqrt(mean + np.float32(eps))
+    return x * scale[:, None] * weight
+
+
+def quantise_activations(x: F32, planes: int) -> tuple[Int, F32, F32]:
+    """Integers [rows, blocks, 32], their scale and scale * sum [rows, blocks].
+
+    One plane: 8 bits. Two: 256 * the first plus what it left over, times 256, as 8 bits more.
+    """
+    blocks = x.reshape(len(x), -1, BLOCK)
+    scale = np.abs(blocks).max(axis=2) / np.float32(127)
+    live = scale >= TINY_SCALE
+    quotient = blocks / np.where(live, scale, ONE)[:, :, None]
+    coarse = np.rint(np.clip(quotient, -127, 127))
+    integers = coarse.astype(np.int64)
+    if planes == 2:
+        fine = np.rint(np.clip((quotient - coarse) * np.float32(256), -127, 127))
+        integers = 256 * integers + fine.astype(np.int64)
+        scale = scale / np.float32(256)
+    integers = np.where(live[:, :, None], integers, 0)
+    scale = np.where(live, scale, ZERO)
+    return integers, scale, scale * integers.sum(axis=2).astype(np.float32)
+
+
+def quantised_weights(format: Format, data: bytes, rows: int) -> tuple[Int, F32, F32 | None]:
+    """Integers [rows, blocks, 32], scales [rows, blocks], and minima where the format has them.
+
+    Block layouts as in ggml's `ggml-common.h`.
+    """
+    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1, format.block_bytes)
+
+    def half(offset: int) -> F32:
+        raw = np.ascontiguousarray(blocks[:, :, offset : offset + 2])
+        return raw.view("<f2")[:, :, 0].astype(np.float32)
+
+    if format is Format.Q8_0:
+        return blocks[:, :, 2:].view(np.int8).astype(np.int64), half(0), None
+    quants = blocks[:, :, 4 if format is Format.Q4_1 else 2 :]
+    integers = np.concatenate([quants & 15, quants >> 4], axis=2).astype(np.int64)
+    if format is Format.Q4_0:
+        return integers - 8, half(0), None
+    return integers, half(0), half(2)
+
+
+def matmul(weights: Tensor, planes: int, x: F32) -> F32:
+    """[rows of x, rows of weights]: the contract's third rule."""
+    acc = np.zeros((len(x), weights.rows), np.float32)
+    if weights.format in (Format.F32, Format.F16):
+        dense = dequantise(weights.format, weights.data, weights.shape)
+        for k in range(weights.columns):
+            acc = fma(dense[None, :, k], x[:, k, None], acc)
+        return acc
+    integers, scales, minima = quantised_weights(weights.format, bytes(weights.data), weights.rows)
+    x_integers, x_scales, x_sums = quantise_activations(x, planes)
+    for b in range(scales.shape[1]):
+        isum = (x_integers[:, b] @ integers[:, b].T).astype(np.float32)
+        acc = fma(scales[None, :, b] * x_scales[:, b, None], isum, acc)
+        if minima is not None:
+            acc = fma(minima[None, :, b], x_sums[:, b, None], acc)
+    return acc
+
+
+def sine_cosine(x: F64) -> tuple[F64, F64]:
+    """Taylor series about the nearest multiple of pi / 2, which is taken off in three parts."""
+    n = np.rint(x * float.fromhex("0x1.45f306dc9c883p-1"))
+    r = (x - n * float.fromhex("0x1.921fb544p+0")) - n * float.fromhex("0x1.0b4611a4p-34")
+    r = r - n * float.fromhex("0x1.13198a2e03707p-65")
+    square = r * r
+    s, c = np.ones_like(r), np.ones_like(r)
+    for k in range(18, 1, -2):
+        s = 1.0 - s * square / (k * (k + 1))
+        c = 1.0 - c * square / (k * (k - 1))
+    s = s * r
+    turn = n.astype(np.int64) & 3
+    return np.choose(turn, [s, c, -s, -c]), np.choose(turn, [c, -s, -c, s])
+
+
+def rotate(x: F32, program: Program) -> F32:
+    """x: [positions, heads, head_dim], position i in row i."""
+    angles = np.arange(len(x))[:, None] * np.array(program.rope.inverse)
+    sine, cosine = (
+        (table * program.rope.magnitude).astype(np.float32)[:, None]
+        for table in sine_cosine(angles)
+    )
+    half = len(program.rope.inverse)
+    pairs = np.s_[..., 0 : 2 * half : 2], np.s_[..., 1 : 2 * half : 2]
+    if not program.rope.interleaved:
+        pairs = np.s_[..., :half], np.s_[..., half : 2 * half]
+    a, b = x[pairs[0]], x[pairs[1]]
+    out = x.copy()
+    out[pairs[0]], out[pairs[1]] = a * cosine - b * sine, a * sine + b * cosine
+    return out
+
+
+def attend_run(q: F32, keys: F32, values: F32, seen: NDArray[np.bool_], scale: float):
+    """Partial results of queries [rows, heads, head_dim] over one run: (largest, sum, values).
+
+    keys, values: [positions, kv_heads, head_dim]; seen: [rows, positions], a prefix of each row
+    """
+    group = q.shape[1] // keys.shape[1]
+    keys, values = keys.repeat(group, axis=1), values.repeat(group, axis=1)
+    scores = np.zeros((*q.shape[:2], len(keys)), np.float32)
+    for d in range(q.shape[2]):
+        scores = fma(keys.T[d][None], q[:, :, d, None], scores)
+    scores = np.where(seen[:, None], scores * np.float32(scale), np.float32(-np.inf))
+    largest = scores.max(axis=2)
+    weights = exp32(scores - largest[:, :, None])
+    lanes = np.zeros((*q.shape[:2], LANES), np.float32)
+    for start in range(0, len(keys), LANES):
+        part = weights[:, :, start : start + LANES]
+        lanes[:, :, : part.shape[2]] += part
+    acc = np.zeros_like(q)
+    for t in range(len(keys)):
+        added = fma(weights[:, :, t, None], values[None, t], acc)
+        acc = np.where(seen[:, t, None, None], added, acc)
+    return largest, sum_lanes(lanes), acc
+
+
+def attention(q: F32, k: F32, v: F32, scale: float) -> F32:
+    """Causal; q: [positions, heads, head_dim], k and v: [positions, kv_heads, head_dim]."""
+    out = np.empty_like(q)
+    positions = np.arange(len(q))
+    for first in range(0, len(q), RUN):  # queries by runs too: those of run r see runs 0..r
+        rows = positions[first : first + RUN]
+        state = None
+        for start in range(0, first + 1, RUN):
+            seen = positions[None, start : start + RUN] <= rows[:, None]
+            run = np.s_[start : start + RUN]
+            part = attend_run(q[rows], k[run], v[run], seen, scale)
+            state = part if state is None else merge(state, part)
+        out[rows] = state[2] / state[1][:, :, None]
+    return out
+
+
+def merge(state, part):
+    """Folds the later partial result into the earlier one."""
+    largest = np.maximum(state[0], part[0])
+    old, new = exp32(state[0] - largest), exp32(part[0] - largest)
+    total = fma(state[1], old, part[1] * new)
+    return largest, total, fma(state[2], old[:, :, None], part[2] * new[:, :, None])
+
+
+def silu_mul(gate: F32, up: F32) -> F32:
+    sigmoid = ONE / (ONE + exp32(np.minimum(ZERO - gate, np.float32(87))))
+    return gate * sigmoid * up
+
+
+def vector(tensor: Tensor) -> F32:
+    return dequantise(tensor.format, tensor.data, tensor.shape)
+
+
+def forward(program: Program, ids: Sequence[int]) -> F32:
+    """Logits [len(ids), vocab] after each token of one context that starts at 0."""
+    stream = q = k = v = attended = np.empty(0, np.float32)
+    for operation in program.operations:
+        match operation:
+            case Embed(table):
+                stream = dequantise(table.format, table.data, table.shape)[np.asarray(ids)]
+            case AttentionInput():
+                q, k, v = attention_input(program, operation, stream)
+            case Attention():
+                attended = attention(q, k, v, program.attention_scale).reshape(len(ids), -1)
+            case AttentionOutput(weights):
+                stream = stream + matmul(weights, 1, attended)
+            case FeedForward():
+                x = rms_norm(stream, vector(operation.norm), operation.eps)
+                inner = silu_mul(matmul(operation.gate, 1, x), matmul(operation.up, 1, x))
+                stream = stream + matmul(operation.down, 1, inner)
+            case Logits():
+                x = rms_norm(stream, vector(operation.norm), operation.eps)
+                return matmul(operation.head, 2, x)
+    raise AssertionError("the program has no Logits")
+
+
+def attention_input(program: Program, op: Operation, stream: F32) -> tuple[F32, F32, F32]:
+    x = rms_norm(stream, vector(op.norm), op.eps)
+
+    def heads(weights: Tensor, bias: Tensor | None) -> F32:
+        y = matmul(weights, 2, x)
+        y = y if bias is None else y + vector(bias)
+        return y.reshape(len(x), -1, program.head_dim)
+
+    q, k = heads(op.query, op.query_bias), heads(op.key, op.key_bias)
+    return rotate(q, program), rotate(k, program), heads(op.value, op.value_bias)
