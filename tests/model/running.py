@@ -61,7 +61,7 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def new_cache(decoder: Decoder, page_tokens: int = 64) -> Cache:
-    return Cache(decoder.kernels, decoder.layout(page_tokens), PAGES_PER_SLAB)
+    return Cache(decoder.kernels, decoder.layout(page_tokens), pages_per_slab=PAGES_PER_SLAB)
 
 
 def step(decoder: Decoder, cache: Cache, batch: Sequence[tuple[Context, list[int]]]) -> list[F32]:
