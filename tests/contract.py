@@ -40,15 +40,16 @@ def fma(a: F32, b: F32, c: F32) -> F32:
     neighbour whose last bit is set), so that rounding it again to float32 loses nothing (Boldo
     and Melquiond, "Emulation of FMA and correctly rounded sums").
     """
-    product = np.multiply(a, b, dtype=np.float64)
-    wide = np.float64(c)
-    total = np.asarray(product + wide)
-    back = total - product
-    error = (product - (total - back)) + (wide - back)
-    bits = total.view(np.int64)
-    away = np.where((error > 0) == (total > 0), 1, -1)
-    odd = np.where((error != 0) & (bits & 1 == 0), bits + away, bits).view(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = np.multiply(a, b, dtype=np.float64)
+        wide = np.float64(c)
+        total = np.asarray(product + wide)
+        back = total - product
+        error = (product - (total - back)) + (wide - back)
+        bits = total.view(np.int64)
+        inexact_even = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
+        away = np.where((error > 0) == (total > 0), 1, -1)
+        odd = np.where(inexact_even, bits + away, bits).view(np.float64)
         rounded: F32 = odd.astype(np.float32)
     return rounded
 

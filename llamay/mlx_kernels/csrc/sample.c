@@ -78,10 +78,12 @@ int64_t sample_token(const KernelSet *kernels, const float *logits, int64_t coun
         total += tempered(logits, id, max, options->temperature);
     }
     int32_t id = 0;
-    for (int64_t i = 0; i < kept; i++) {
-        id = candidate(logits, order, count, i, &heap);
-        passed += tempered(logits, id, max, options->temperature);
-        if (passed > options->uniform * total) break;
+    for (int64_t i = 0; i < kept && passed <= options->uniform * total; i++) {
+        int32_t next = candidate(logits, order, count, i, &heap);
+        double weight = tempered(logits, next, max, options->temperature);
+        if (weight == 0) break; /* total, summed in another order, may be a rounding error more than all there is */
+        passed += weight;
+        id = next;
     }
     return id;
 }
