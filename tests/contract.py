@@ -92,7 +92,8 @@ def quantise_activations(x: F32, planes: int) -> tuple[Int, F32, F32]:
     One plane: 8 bits. Two: 256 * the first plus what it left over, times 256, as 8 bits more.
     """
     blocks = x.reshape(len(x), -1, BLOCK)
-    scale = np.abs(blocks).max(axis=2) / np.float32(127)
+    finite = np.isfinite(blocks).all(axis=2)
+    scale = np.where(finite, np.abs(blocks).max(axis=2) / np.float32(127), np.float32(np.nan))
     live = scale >= TINY_SCALE
     quotient = blocks / np.where(live, scale, ONE)[:, :, None]
     coarse = np.rint(np.clip(quotient, -127, 127))
@@ -102,7 +103,7 @@ def quantise_activations(x: F32, planes: int) -> tuple[Int, F32, F32]:
         integers = 256 * integers + fine.astype(np.int64)
         scale = scale / np.float32(256)
     integers = np.where(live[:, :, None], integers, 0)
-    scale = np.where(live, scale, ZERO)
+    scale = np.where(live | ~finite, scale, ZERO)
     return integers, scale, scale * integers.sum(axis=2).astype(np.float32)
 
 

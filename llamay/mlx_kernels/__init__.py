@@ -14,7 +14,8 @@ The numerics contract, which every exact kernel set keeps:
    block of 32 weights, ascending: acc = fma(scale_w * scale_x, float(isum), acc), and for formats
    with a minimum then acc = fma(min_w, scale_x * sum_x, acc); isum is an exact integer. Activations
    are quantised with scale = max|x| / 127, q = round_to_even(x / scale); those of queries, keys,
-   values and logits in a second plane too, round_to_even(256 * (x / scale - q)), and scale / 256.
+   values and logits in a second plane too, round_to_even(256 * (x / scale - q)), and scale / 256;
+   a block with a value that is not finite has a scale of NaN.
    Float weights: one ascending fma chain per row. q.k: one chain per position, ascending in the
    head dimension. Other sums: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed
    tree.

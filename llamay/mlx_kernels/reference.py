@@ -42,6 +42,9 @@ class ReferenceKernels:
         weights: dict[int, mx.array] = {}
 
         def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+            # MLX does not check indices.
+            if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
+                raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
             forward = _Forward(program, weights, step, slabs)
             for index, operation in enumerate(program.operations):
                 if control.cancelled:

@@ -1,12 +1,13 @@
 """Compiles a spec and its weights into a program, and runs it on rows of contexts."""
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from llamay.errors import CancelledError, NumericsError
+from llamay.errors import CancelledError, GGUFError, NumericsError, UnsupportedModelError
 from llamay.formats import Format, KVLayout
 from llamay.gguf import GGUFFile
 from llamay.kv import Cache, Context
@@ -93,10 +94,26 @@ def _layer(spec: DecoderSpec, weights: Weights, layer: int) -> list[Operation]:
 
 
 def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | None:
+    """The divisors of `rope_freqs.weight`, or None if the file has none.
+
+    Raises UnsupportedModelError if they are not float32, GGUFError if one is no positive number.
+    """
     tensor = weights.optional_vector("rope_freqs.weight", spec.rope_dim // 2)
-    if tensor is None or tensor.format is not Format.F32:
+    if tensor is None:
         return None
-    return [float(factor) for factor in np.frombuffer(tensor.data, dtype="<f4")]
+    if tensor.format is not Format.F32:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r}: expected F32, found {tensor.format.name}; "
+            "use another conversion of the model"
+        )
+    factors = [float(factor) for factor in np.frombuffer(tensor.data, dtype="<f4")]
+    for factor in factors:
+        if not 0 < factor < math.inf:
+            raise GGUFError(
+                f"tensor {tensor.name!r}: expected positive divisors of the rope frequencies, "
+                f"found {factor}; use a complete conversion of the model"
+            )
+    return factors
 
 
 class Decoder:

@@ -135,8 +135,8 @@ def _check(file: GGUFFile, spec: DecoderSpec) -> None:
             f"{file.path}: values of size {value_dim} beside keys of size {spec.head_dim} "
             "are not supported"
         )
-    if not (spec.norm_eps > 0 and 1 <= spec.rope_base < 1e30):
+    if not (0 < spec.norm_eps < 1 and 1 <= spec.rope_base < 1e30):
         raise GGUFError(
-            f"{file.path}: expected a positive norm epsilon and a rope base from 1, found "
+            f"{file.path}: expected a norm epsilon between 0 and 1 and a rope base from 1, found "
             f"{spec.norm_eps} and {spec.rope_base}; use a complete conversion of the model"
         )

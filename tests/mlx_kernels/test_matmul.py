@@ -144,6 +144,7 @@ def crafted_activations(columns):
         base[2] * 2.0**-100, base[3] * 2.0**-93, base[4] * 2.0**-126, np.full(columns, 1e-45),
         np.resize([1e30, 1e-30], columns), np.resize([0.5, 1.5, 2.5, -0.5, 127], columns),
         np.resize(np.repeat([1e-38, 1e30, 0, 1], 32), columns), np.full(columns, 3e38),
+        np.r_[np.nan, base[5][1:]], np.r_[base[5][:-1], np.nan], np.r_[np.inf, base[5][1:]],
     ]  # fmt: skip
     return np.array(rows, dtype=np.float32)
 

@@ -72,9 +72,11 @@ static void NAME(quantize)(const float *x, int64_t columns, int planes, Activati
     const float smallest_scale = 0x1p-100f; /* below, quotients and scales could be subnormal: call it zero */
     for (int64_t b = 0; b < columns / BLOCK; b++, x += BLOCK, blocks += planes * width) {
         vf low = v_load(x), high = v_load(x + LANES);
-        float scale = v_largest(v_max(v_abs(low), v_abs(high))) / 127.0f;
+        vf zero = v_set1(0.0f), not_finite = v_fma(low, zero, v_mul(high, zero)); /* NaN where a value is no number */
+        float scale = v_largest(v_max(v_abs(low), v_abs(high))) / 127.0f + v_sum(not_finite);
         if (!(scale >= smallest_scale)) {
             for (int plane = 0; plane < planes; plane++) memset(blocks + plane * width, 0, sizeof *blocks);
+            if (isnan(scale)) blocks->scale = blocks->scaled_sum = NAN; /* so are the products, and the logits */
             continue;
         }
         low = v_div(low, v_set1(scale));
