@@ -260,3 +260,33 @@ def test_a_token_outside_the_vocabulary_raises_and_changes_nothing(tmp_path, ker
         decoder.forward(cache, [Rows(context, [3, token])], Control())
     assert list(context.tokens) == [1, 2]
     cache.check()
+
+
+class OutOfMemory(CpuKernels):
+    """Has memory for so many slabs."""
+
+    slabs_left = 1
+
+    def new_slab(self, layout, pages):
+        if self.slabs_left == 0:
+            raise MemoryError
+        self.slabs_left -= 1
+        return super().new_slab(layout, pages)
+
+
+def test_a_step_without_memory_leaves_every_context_as_it_was(tmp_path):
+    """The first context and the second's copied page fit in the one slab; the second's rest not."""
+    config = TinyConfig()
+    decoder = decoder_of(tmp_path, tiny_metadata(config), tiny_tensors(config), OutOfMemory(1))
+    cache = new_cache(decoder, 16)
+    first, trunk = cache.new_context(), cache.new_context()
+    extend(decoder, cache, trunk, [1] * 20)
+    second = cache.fork(trunk)
+    live = cache.live_pages
+    batch = [Rows(first, [1] * 40, 1), Rows(second, [2] * 100, 1)]
+    with pytest.raises(MemoryError):
+        decoder.forward(cache, batch, Control())
+    assert (first.length, second.length, cache.live_pages) == (0, 20, live)
+    cache.check()
+    logits = extend(decoder, cache, second, [3])
+    np.testing.assert_array_equal(logits, extend(decoder, cache, trunk, [3]))
