@@ -1,8 +1,4 @@
-"""Models whose words are known: each token has one successor, whatever stands before it.
-
-Attention and feed-forward add nothing, embeddings are distinct axes, and the head maps a token's
-axis to its successor: that one has a logit of 17, all others have 0.
-"""
+"""Models of which tests know what they say: a scripted one, and one that never ends its answer."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,8 +20,12 @@ def byte_ids(data: bytes) -> list[int]:
 
 
 def write_scripted_model(path: Path, *chains: Sequence[int], **metadata: Any) -> None:
-    """Writes a model that follows the chains of token ids; any other token is followed by END.
+    """Writes a model in which each token has one successor, whatever stands before it.
 
+    Attention and feed-forward add nothing, embeddings are distinct axes, and the head maps a
+    token's axis to its successor: that one has a logit of 17, all others have 0.
+
+    chains:   token ids, each followed by the next; what the chains leave open is followed by END
     metadata: keys and values of the file that are not the tiny models'; None leaves a key out
     """
     successors = np.full(len(VOCAB), END)
@@ -49,3 +49,12 @@ def write_scripted_model(path: Path, *chains: Sequence[int], **metadata: Any) ->
         key: value for key, value in (tiny_metadata(CONFIG) | metadata).items() if value is not None
     }
     write_gguf(path, values, tensors)
+
+
+def write_endless_model(path: Path) -> None:
+    """Writes a model with random weights that knows no token to end an answer."""
+    config = TinyConfig(context_length=9999)
+    metadata = tiny_metadata(config)
+    metadata["tokenizer.ggml.tokens"] = ["<|a|>", "<|b|>", "<|c|>", *VOCAB[3:]]
+    del metadata["tokenizer.ggml.eos_token_id"]
+    write_gguf(path, metadata, tiny_tensors(config))

@@ -25,7 +25,7 @@ from llamay.mlx_kernels import Control
 from llamay.model.decoder import Rows
 from llamay.sampling import SamplingParams, child_seed
 from tests.gguf_writer import float_tensor, write_gguf
-from tests.scripted_model import CONFIG, END, byte_ids, write_scripted_model
+from tests.scripted_model import CONFIG, END, byte_ids, write_endless_model, write_scripted_model
 from tests.tiny_models import (
     VOCAB,
     TinyConfig,
@@ -53,11 +53,8 @@ def prompt_ids(count: int, seed: int = 1) -> list[int]:
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights: its answers wander, and it knows no token to end them."""
-    path, config = tmp_path_factory.mktemp("engine") / "tiny.gguf", TinyConfig(context_length=9999)
-    metadata = tiny_metadata(config)
-    metadata["tokenizer.ggml.tokens"] = ["<|a|>", "<|b|>", "<|c|>", *VOCAB[3:]]
-    del metadata["tokenizer.ggml.eos_token_id"]
-    write_gguf(path, metadata, tiny_tensors(config))
+    path = tmp_path_factory.mktemp("engine") / "tiny.gguf"
+    write_endless_model(path)
     return path
 
 

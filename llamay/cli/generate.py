@@ -104,7 +104,11 @@ def command(
     begun = time.perf_counter()
     engine = load_engine(model, device, threads, page_tokens, ctx_size)
     opened = time.perf_counter()
-    ids = _chat_ids(engine, text, system) if chat or system else engine.encode_prompt(text)
+    ids = (
+        _chat_ids(engine, text, system)
+        if chat or system is not None
+        else engine.encode_prompt(text)
+    )
     branch = _prefill(engine, ids)
     prefilled = time.perf_counter()
     seeds = [child_seed(params.seed, index) for index in range(count)]
