@@ -39,15 +39,15 @@ class PrefixTree:
         self.root = Node(array("i"), None, None)
 
     def find(self, tokens: Sequence[int]) -> tuple[Node, int] | None:
-        """A leaf whose context begins like `tokens`, and for how long; None if none does.
+        """The leaf that begins like `tokens` for longest, and for how long; None if none does.
 
-        Changes nothing.
+        Of several, the one whose tokens sort first. Changes nothing.
         """
         node, length = self._walk(array("i", tokens))
         if length == 0:
             return None
         while node.children:
-            node = next(iter(node.children.values()))
+            node = node.children[min(node.children)]
         return node, length
 
     def insert(self, tokens: Sequence[int], context: Context) -> tuple[Node, Node | None]:

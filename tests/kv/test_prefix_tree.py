@@ -200,6 +200,18 @@ def test_a_leaf_that_is_gone_on_from_is_handed_back() -> None:
     assert tree.find((1, 2, 3)) == (leaf, 3)
 
 
+def test_of_several_equally_long_the_one_that_sorts_first_is_found_and_used() -> None:
+    cache, _ = new_cache(PAGE)
+    for tokens in ([1, 2, 9], [1, 2, 4, 8], [1, 2, 4, 5], [1, 3]):
+        retain(cache, tokens)
+    cache.match([1, 2, 7])
+    assert cache.retained_tokens()[-1] == (1, 2, 4, 5)
+    # Whatever has come and gone before.
+    retain(cache, [1, 2, 4, 1])
+    cache.match([1, 2])
+    assert cache.retained_tokens()[-1] == (1, 2, 4, 1)
+
+
 def test_leaves_are_evicted_least_recently_used_first() -> None:
     cache, _ = new_cache(PAGE, tree_pages=3)
     for first in (10, 20, 30):
