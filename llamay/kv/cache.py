@@ -137,7 +137,8 @@ class Cache:
     def check(self) -> None:
         """Asserts every invariant of pages, contexts and tree; for tests, with all at rest."""
         with self._lock:
-            self.store.release_orphans()
+            if self.store.orphans:
+                self._trim()
             self._check_pages()
             leaves = [leaf for tree in self._trees.values() for _, leaf in tree.leaves()]
             assert set(leaves) == set(self._recency), "recency list and trees differ"

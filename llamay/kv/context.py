@@ -100,6 +100,8 @@ class Context:
             except BaseException:
                 self._release_from(had)
                 raise
+            finally:
+                self._store.trim()
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Publishes positions that a step has written: `tokens` are those after `length`.

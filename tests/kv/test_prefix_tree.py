@@ -252,6 +252,30 @@ def test_a_tree_without_room_keeps_only_what_contexts_keep() -> None:
     assert_empty(cache)
 
 
+def test_the_bound_holds_after_a_write_leaves_a_page_to_the_tree() -> None:
+    cache, kernels = new_cache(PAGE, tree_pages=0)
+    context = retain(cache, [1, 2, 3], close=False)
+    append(cache, context, [4])
+    assert kernels.copies == 1
+    assert cache.retained == 0
+    assert cache.live_pages == 1
+    cache.check()
+
+
+def test_the_bound_holds_after_contexts_were_collected() -> None:
+    cache, _ = new_cache(PAGE, tree_pages=1)
+    context = retain(cache, range(2 * PAGE), close=False)
+    del context
+    cache.check()
+    assert_empty(cache)
+    context, other = retain(cache, range(2 * PAGE), close=False), cache.new_context()
+    del context
+    append(cache, other, [1])
+    assert cache.retained == 0
+    assert cache.live_pages == 1
+    cache.check()
+
+
 def test_clearing_the_tree_leaves_contexts_alone() -> None:
     cache, _ = new_cache(PAGE)
     context = retain(cache, range(6), close=False)
