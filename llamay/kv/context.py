@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from llamay.errors import ContextBusyError
+from llamay.errors import BudgetError, ContextBusyError
 from llamay.kv.store import PageStore
 from llamay.mlx_kernels import Float32Array
 
@@ -167,6 +167,12 @@ class Context:
     def _writable(self, index: int) -> None:
         """Makes page `index` this context's own: the only place where a page is copied."""
         page = self._page_ids[index]
-        if self._store.ids.ref_count(page) > 1:
+        if self._store.ids.ref_count(page) == 1:
+            return
+        try:
             self._page_ids[index] = self._store.copy(page)
-            self._store.release(page)
+        except BudgetError:
+            if self._store.ids.ref_count(page) > 1:
+                raise
+            return  # the tree held it too, and has given it up to make room
+        self._store.release(page)

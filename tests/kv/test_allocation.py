@@ -129,6 +129,18 @@ def test_the_budget_takes_the_tree_first_least_recently_used_then_refuses() -> N
     cache.check()
 
 
+def test_a_page_shared_with_the_tree_alone_needs_no_room_for_a_copy() -> None:
+    cache, kernels = new_cache(PAGE, budget_pages=2)
+    context = cache.new_context()
+    append(cache, context, range(1, 7))
+    cache.retain(context)
+    append(cache, context, [7])  # the budget takes the tree's hold on the page away
+    assert kernels.copies == 0
+    assert cache.retained == 0
+    assert read_values(cache, context) == list(range(1, 8))
+    cache.check()
+
+
 def test_contexts_collected_make_room_before_anything_is_refused_or_evicted() -> None:
     cache, _ = new_cache(PAGE, budget_pages=3)
     kept = cache.new_context()
