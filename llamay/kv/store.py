@@ -86,7 +86,11 @@ class PageStore:
     def copy(self, page: int) -> int:
         """A new page with the content of `page`."""
         target = self.allocate()
-        self.kernels.copy_page(self.slabs, page, target)
+        try:
+            self.kernels.copy_page(self.slabs, page, target)
+        except BaseException:
+            self.release(target)
+            raise
         return target
 
     @property

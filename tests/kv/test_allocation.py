@@ -96,6 +96,20 @@ def test_no_memory_for_a_page_in_a_slab_that_was_released_before() -> None:
     assert read_values(cache, second) == [2]
 
 
+def test_a_copy_that_fails_leaves_the_context_as_it_was() -> None:
+    cache, kernels = new_cache(PAGE)
+    context, _sibling = shared_context(cache)
+    before = figures(cache, context)
+    kernels.copy_fails = True
+    with pytest.raises(MemoryError):
+        context.reserve(9)
+    assert figures(cache, context) == before
+    cache.check()
+    kernels.copy_fails = False
+    append(cache, context, range(7, 16))
+    assert read_values(cache, context) == list(range(1, 16))
+
+
 def test_a_refusal_gives_the_figures_and_the_remedy() -> None:
     cache, kernels = new_cache(PAGE, budget_pages=3)
     context = cache.new_context()
