@@ -33,6 +33,7 @@ class Context:
         # Append-only and shared by forks: it may hold more than this context's own `length`.
         self._tokens = array("i")
         self._length = 0
+        self._reserved_end = 0  # positions from `length` to here may be written
         self._owner: int | None = None
         self._by_tree = False
         self.numerics = numerics
@@ -102,6 +103,7 @@ class Context:
                 raise
             finally:
                 self._store.trim()
+            self._reserved_end = max(self._reserved_end, self._length + count)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Publishes positions that a step has written: `tokens` are those after `length`.
@@ -109,10 +111,10 @@ class Context:
         Raises ValueError if they were not reserved.
         """
         with self._exclusive():
-            if self._length + len(tokens) > len(self._page_ids) * self._store.layout.page_tokens:
-                raise ValueError(f"{len(tokens)} tokens committed without being reserved")
             if not tokens:
                 return
+            if self._length + len(tokens) > self._reserved_end:
+                raise ValueError(f"{len(tokens)} tokens committed without being reserved")
             if len(self._tokens) != self._length:  # another fork went on, or this was truncated
                 self._tokens = self._tokens[: self._length]
             self._tokens.extend(tokens)
@@ -128,6 +130,7 @@ class Context:
             if not 0 <= length <= self._length:
                 raise ValueError(f"cannot truncate a context of {self._length} tokens to {length}")
             self._release_from(-(-length // self._store.layout.page_tokens))
+            self._reserved_end = length
             if length != self._length:
                 self._length, self.logits = length, None
             self._store.trim()

@@ -138,6 +138,63 @@ def test_truncate_refuses_lengths_outside_the_context(length: int) -> None:
     assert_holds(cache, context, [1, 2, 3, 4, 5])
 
 
+def test_truncate_to_the_length_gives_back_what_was_reserved() -> None:
+    cache, _ = new_cache(PAGE)
+    context = filled(cache, 5)
+    context.reserve(20)
+    assert cache.live_pages == 7
+    context.truncate(5)
+    assert cache.live_pages == 2
+    with pytest.raises(ValueError, match="without being reserved"):
+        context.commit([1])
+
+
+def test_reserving_more_than_once_goes_as_far_as_the_farthest() -> None:
+    cache, _ = new_cache(PAGE)
+    context = filled(cache, 5)
+    context.reserve(6)
+    context.reserve(2)
+    pages = list(context.page_ids)
+    context.commit([6, 7, 8, 9, 10])
+    assert list(context.page_ids) == pages
+    context.commit([11])
+    with pytest.raises(ValueError, match="1 tokens committed without being reserved"):
+        context.commit([12])
+    assert list(context.tokens) == list(range(1, 12))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_commit_refuses_positions_that_were_not_reserved(shared: bool) -> None:
+    cache, _ = new_cache(PAGE)
+    context = filled(cache, 5)  # the second page has room for three more
+    other = context.fork()
+    if not shared:
+        other.close()
+    with pytest.raises(ValueError, match="3 tokens committed without being reserved"):
+        context.commit([6, 7, 8])
+    context.reserve(2)
+    with pytest.raises(ValueError, match="3 tokens committed without being reserved"):
+        context.commit([6, 7, 8])
+    assert_holds(cache, context, [1, 2, 3, 4, 5])
+
+
+def test_a_fork_does_not_inherit_what_was_reserved() -> None:
+    cache, _ = new_cache(PAGE)
+    context = filled(cache, 5)
+    context.reserve(10)
+    child = context.fork()
+    assert len(child.page_ids) == 2
+    with pytest.raises(ValueError, match="without being reserved"):
+        child.commit([6])
+    # Both go on from here: the child copies, the parent writes where it had reserved.
+    append(cache, child, [100])
+    write_values(cache, context, [200, 201])
+    context.commit([200, 201])
+    assert_holds(cache, child, [1, 2, 3, 4, 5, 100])
+    assert_holds(cache, context, [1, 2, 3, 4, 5, 200, 201])
+    cache.check()
+
+
 @pytest.mark.parametrize("length", [0, *AROUND_A_BOUNDARY])
 def test_a_step_that_does_not_commit_publishes_nothing(length: int) -> None:
     cache, _ = new_cache(PAGE)
