@@ -1,0 +1,286 @@
+"""Runs a cache and the reference model side by side and compares them after every operation."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from llamay.errors import BudgetError
+from llamay.kv import Cache, Context
+from tests.kv.fake_kernels import (
+    FakeKernels,
+    assert_empty,
+    layout_of,
+    read_values,
+    write_values,
+)
+from tests.kv.model import ModelContext, OutOfBudgetError, ReferenceModel
+
+OWN, OTHER = "own", "other"  # numerics ids
+TOKENS = (0, 1, 2)  # few, so that sequences often begin alike
+MAX_CONTEXTS = 8
+MAX_PAGES = 5  # of a context
+
+
+@dataclass(frozen=True)
+class Config:
+    """page_tokens; pages_per_slab: 1 is the way without an arena; budget: whether there is one."""
+
+    page_tokens: int
+    pages_per_slab: int
+    budget: bool
+
+    tree_pages = 6
+
+    @property
+    def budget_pages(self) -> int | None:
+        return 14 if self.budget else None
+
+    def __str__(self) -> str:
+        budget = "budget" if self.budget else "no-budget"
+        return f"page{self.page_tokens}-slab{self.pages_per_slab}-{budget}"
+
+
+CONFIGS = [
+    Config(page_tokens, pages_per_slab, budget)
+    for page_tokens in (1, 3, 16, 64)
+    for pages_per_slab in (1, 5)
+    for budget in (False, True)
+]
+
+
+class LockStep:
+    """A cache, its model, and the pairs of contexts that belong together."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.kernels = FakeKernels()
+        page_bytes = self.kernels.page_bytes(layout_of(config.page_tokens))
+        budget = config.budget_pages
+        self.cache = Cache(
+            self.kernels,
+            layout_of(config.page_tokens),
+            numerics=OWN,
+            pages_per_slab=config.pages_per_slab,
+            # Not whole pages: a part of one must not count.
+            tree_bytes=config.tree_pages * page_bytes + page_bytes - 1,
+            budget_bytes=None if budget is None else budget * page_bytes + page_bytes - 1,
+        )
+        self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget)
+        self.pairs: list[tuple[Context, ModelContext]] = []
+        self.written = 0
+
+    # Operations. Indices and positions are taken modulo what there is.
+
+    def new(self, numerics: str) -> None:
+        self._add(self.cache.new_context(numerics), self.model.new(numerics))
+
+    def fork(self, index: int) -> None:
+        context, model = self._pair(index)
+        pages = self.cache.live_pages
+        self._add(self.cache.fork(context), self.model.fork(model))
+        assert self.cache.live_pages == pages
+
+    def extend(self, index: int, count: int, tokens: Sequence[int]) -> None:
+        """Appends `count` positions, whose tokens repeat `tokens`."""
+        context, model = self._pair(index)
+        count = min(count, MAX_PAGES * self.config.page_tokens - context.length)
+        if not self._reserve(context, model, count):
+            return
+        new = [tokens[i % len(tokens)] for i in range(count)]
+        values = self._new_values(count)
+        write_values(self.cache, context, values)
+        context.commit(new)
+        self.model.commit(model, new, values)
+
+    def overwrite(self, index: int, position: int, count: int, tokens: Sequence[int]) -> None:
+        """Rewrites from a position on."""
+        self.truncate(index, position)
+        self.extend(index, count, tokens)
+
+    def cancel(self, index: int, count: int) -> None:
+        """A step that has written its rows and then does not commit."""
+        context, model = self._pair(index)
+        if self._reserve(context, model, count):
+            write_values(self.cache, context, self._new_values(count))
+
+    def extend_without_memory(self, index: int, count: int, slabs: int) -> None:
+        """A step for which the system gives only so many slabs; without a budget only, for what
+        would have been evicted before it failed is not predicted."""
+        context, model = self._pair(index)
+        self.kernels.slabs_left = slabs
+        copies = self.kernels.copies
+        before = (context.length, list(context.page_ids), self.cache.live_pages)
+        try:
+            context.reserve(count)
+        except MemoryError:
+            assert (context.length, list(context.page_ids), self.cache.live_pages) == before
+            assert self.kernels.copies == copies
+        else:
+            self.model.reserve(model, count)
+        finally:
+            self.kernels.slabs_left = None
+
+    def truncate(self, index: int, position: int) -> None:
+        context, model = self._pair(index)
+        length = position % (context.length + 1)
+        pages = self.kernels.copies
+        context.truncate(length)
+        self.model.truncate(model, length)
+        assert self.kernels.copies == pages
+
+    def keep_logits(self, index: int) -> None:
+        context, model = self._pair(index)
+        (model.logits,) = self._new_values(1)
+        context.logits = np.array([model.logits], np.float32)
+
+    def close(self, index: int) -> None:
+        context, model = self.pairs.pop(index % len(self.pairs))
+        context.close()
+        assert context.length == 0
+        assert len(context.page_ids) == 0
+        self.model.forget(model)
+
+    def drop(self, index: int) -> None:
+        """Leaves a context to the garbage collector."""
+        _, model = self.pairs.pop(index % len(self.pairs))
+        self.model.forget(model)
+
+    def retain(self, index: int) -> None:
+        context, model = self._pair(index)
+        pages = self.cache.live_pages
+        self.cache.retain(context)
+        self.model.retain(model)
+        assert self.cache.live_pages <= pages
+
+    def match(self, index: int, position: int, tail: Sequence[int]) -> None:
+        """Looks for the beginning of some context, followed by something else."""
+        known = [model.tokens for _, model in self.pairs]
+        known += [model.tokens for model in self.model.retained] or [[]]
+        tokens = known[index % len(known)]
+        query = tokens[: position % (len(tokens) + 1)] + list(tail)
+        pages = self.cache.live_pages
+        self._add(self.cache.match(query), self.model.match(query, OWN))
+        assert self.cache.live_pages == pages
+
+    def clear_tree(self) -> None:
+        self.cache.clear_tree()
+        self.model.clear_tree()
+
+    # Comparison.
+
+    def check(self) -> None:
+        """Asserts the cache's own invariants, and that it is what the model says."""
+        cache, model = self.cache, self.model
+        cache.check()
+        assert cache.live_pages == model.live_pages
+        assert cache.tree_bytes == model.tree_only_pages * cache.store.page_bytes
+        assert cache.retained_tokens() == [tuple(entry.tokens) for entry in model.retained]
+        assert cache.retained == len(model.retained)
+        assert self.kernels.copies == model.copies
+        identities: dict[int, object] = {}
+        for context, expected in self.pairs:
+            self._compare(context, expected)
+            for page, identity in zip(context.page_ids, expected.pages, strict=True):
+                assert identities.setdefault(page, identity) is identity
+        assert len(set(identities.values())) == len(identities)
+
+    def _compare(self, context: Context, expected: ModelContext) -> None:
+        assert context.length == len(expected.tokens)
+        assert list(context.tokens) == expected.tokens
+        assert context.numerics == expected.numerics
+        assert read_values(self.cache, context) == expected.values
+        logits = None if context.logits is None else int(context.logits[0])
+        assert logits == expected.logits
+        ref_count = self.cache.store.ids.ref_count
+        counts = [self.model.ref_count(page) for page in expected.pages]
+        assert [ref_count(page) for page in context.page_ids] == counts
+        assert context.own_pages == counts.count(1)
+
+    def finish(self) -> None:
+        """Closes everything: the cache must then be empty."""
+        while self.pairs:
+            self.close(0)
+            self.check()
+        self.clear_tree()
+        assert_empty(self.cache)
+
+    def _pair(self, index: int) -> tuple[Context, ModelContext]:
+        return self.pairs[index % len(self.pairs)]
+
+    def _add(self, context: Context, model: ModelContext) -> None:
+        self.pairs.append((context, model))
+
+    def _new_values(self, count: int) -> list[int]:
+        """Numbers never written before, exact in float32."""
+        self.written += count
+        return list(range(self.written - count + 1, self.written + 1))
+
+    def _reserve(self, context: Context, model: ModelContext, count: int) -> bool:
+        """Reserves in both; False if both are out of budget."""
+        before = (context.length, list(context.page_ids))
+        try:
+            self.model.reserve(model, count)
+        except OutOfBudgetError:
+            with pytest.raises(BudgetError):
+                context.reserve(count)
+            assert (context.length, list(context.page_ids)) == before
+            return False
+        context.reserve(count)
+        return True
+
+
+def run_random_operations(config: Config, seed: int, operations: int) -> None:
+    """One lock-step run of random operations; a failure says which."""
+    lockstep, rng = LockStep(config), random.Random(seed)
+    for number in range(operations):
+        name, operation = _choose(lockstep, rng)
+        try:
+            operation()
+            del operation  # it may hold on to a context
+            lockstep.check()
+        except BaseException as error:
+            error.add_note(f"{config}, seed {seed}, operation {number}: {name}")
+            raise
+    lockstep.finish()
+
+
+def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], None]]:
+    """A random operation that is possible now, its arguments filled in."""
+    page_tokens = lockstep.config.page_tokens
+    # To the end of a page, one position to either side, or anywhere.
+    count = max(1, rng.randrange(3) * page_tokens + rng.choice((-1, 0, 1)))
+    if rng.random() < 0.5:
+        count = rng.randint(1, page_tokens + 1)
+    index, position = rng.randrange(MAX_CONTEXTS), rng.randrange(1 << 20)
+    tokens = rng.choices(TOKENS, k=rng.randint(1, 3))
+    tail = rng.choices(TOKENS, k=rng.randrange(3))
+    operations: list[tuple[int, str, Callable[[], None]]] = []
+    if len(lockstep.pairs) < MAX_CONTEXTS:
+        operations += [
+            (2, "new", lambda: lockstep.new(rng.choice((OWN, OWN, OWN, OTHER)))),
+            (6, "match", lambda: lockstep.match(index, position, tail)),
+        ]
+    if lockstep.pairs:
+        operations += [
+            (10, "extend", lambda: lockstep.extend(index, count, tokens)),
+            (4, "overwrite", lambda: lockstep.overwrite(index, position, count, tokens)),
+            (2, "cancel", lambda: lockstep.cancel(index, count)),
+            (3, "truncate", lambda: lockstep.truncate(index, position)),
+            (2, "keep_logits", lambda: lockstep.keep_logits(index)),
+            (3, "close", lambda: lockstep.close(index)),
+            (2, "drop", lambda: lockstep.drop(index)),
+            (7, "retain", lambda: lockstep.retain(index)),
+        ]
+        if len(lockstep.pairs) < MAX_CONTEXTS:
+            operations += [(6, "fork", lambda: lockstep.fork(index))]
+        if not lockstep.config.budget:
+            slabs = rng.randrange(3)
+            without = lambda: lockstep.extend_without_memory(index, count, slabs)  # noqa: E731
+            operations += [(2, "extend_without_memory", without)]
+    if rng.random() < 0.01:
+        operations += [(50, "clear_tree", lockstep.clear_tree)]
+    ((_, name, operation),) = rng.choices(operations, [weight for weight, _, _ in operations])
+    return name, operation
