@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from llamay.errors import ContextFullError, UsageError
 from llamay.events import Event, Finished, FinishReason, PrefillProgress, TextDelta
+from llamay.formats import KVPrecision
 from llamay.gguf import open_gguf
 from llamay.hub import DEFAULT_MODEL, Progress, resolve
 from llamay.kv import Cache, Context
@@ -96,6 +97,7 @@ class Engine:
         source: str,
         *,
         page_tokens: int = 64,
+        precision: KVPrecision = KVPrecision.F32,
         context_size: int | None = None,
     ) -> None:
         """source names the model's file in messages; context_size defaults to the model's own.
@@ -113,7 +115,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.source = source
         self.context_size = context_size or decoder.spec.context_length
-        self.cache = Cache(decoder.kernels, decoder.layout(page_tokens))
+        self.cache = Cache(decoder.kernels, decoder.layout(page_tokens, precision))
         self._template: str | None = None
         self._step_tokens = MIN_STEP_TOKENS
 
@@ -125,6 +127,7 @@ class Engine:
         device: str = "auto",
         threads: int | None = None,
         page_tokens: int = 64,
+        precision: KVPrecision = KVPrecision.F32,
         context_size: int | None = None,
         progress: Progress = _silent,
     ) -> "Engine":
@@ -144,6 +147,7 @@ class Engine:
                 tokenizer.result(),
                 str(path),
                 page_tokens=page_tokens,
+                precision=precision,
                 context_size=context_size,
             )
             engine._template = file.metadata.get("tokenizer.chat_template")

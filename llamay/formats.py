@@ -78,15 +78,53 @@ class Tensor:
         return count
 
 
+class KVPrecision(Enum):
+    """How keys and values are stored; the value is the name that users and files give it."""
+
+    F32 = "f32"
+    F16 = "f16"
+    VQ8 = "vq8"  # keys float32, values quantised
+    Q8 = "q8"  # both quantised
+
+    @property
+    def elements(self) -> tuple[str, str]:
+        """What keys and values are stored as: f4, f2, or i1 with a float32 scale for each head."""
+        match self:
+            case KVPrecision.F32:
+                return "f4", "f4"
+            case KVPrecision.F16:
+                return "f2", "f2"
+            case KVPrecision.VQ8:
+                return "f4", "i1"
+            case KVPrecision.Q8:
+                return "i1", "i1"
+
+    def vector_bytes(self, head_dim: int) -> tuple[int, int]:
+        """Bytes of one head's keys and of its values at one position, scales included."""
+        keys, values = (
+            head_dim * int(element[1]) + (4 if element == "i1" else 0) for element in self.elements
+        )
+        return keys, values
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Shape of a model's keys and values in a page.
 
     layers, kv_heads, head_dim: counts of the model
     page_tokens: positions in a page
+
+    A position's row, which is what leaves the kernels, is [layers][keys, values][kv_heads] vectors;
+    a quantised vector is its scale, float32, and then int8 [head_dim]. All is little-endian.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     page_tokens: int = 64
+    precision: KVPrecision = KVPrecision.F32
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position's row."""
+        return self.layers * self.kv_heads * sum(self.precision.vector_bytes(self.head_dim))

@@ -23,6 +23,7 @@ def command(
     model: str | None,
     device: str,
     threads: int | None,
+    kv: str,
     page_tokens: int,
     ctx_size: int | None,
     **sampling: Any,
@@ -31,7 +32,7 @@ def command(
     from llamay.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
-    engine = load_engine(model, device, threads, page_tokens, ctx_size)
+    engine = load_engine(model, device, threads, kv, page_tokens, ctx_size)
     chat = _Chat(engine, params)
     say(f"{engine.decoder.spec.name} · {engine.decoder.kernels.name} · Ctrl+D ends")
     while (text := _next_message()) is not None:

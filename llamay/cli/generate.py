@@ -85,6 +85,7 @@ def command(
     model: str | None,
     device: str,
     threads: int | None,
+    kv: str,
     page_tokens: int,
     ctx_size: int | None,
     **sampling: Any,
@@ -102,7 +103,7 @@ def command(
     params = SamplingParams(**sampling)
     text = _prompt_text(prompt, file)
     begun = time.perf_counter()
-    engine = load_engine(model, device, threads, page_tokens, ctx_size)
+    engine = load_engine(model, device, threads, kv, page_tokens, ctx_size)
     opened = time.perf_counter()
     ids = (
         _chat_ids(engine, text, system)

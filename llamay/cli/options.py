@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from llamay.cli.output import progress_bar
+from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Engine
@@ -16,6 +17,13 @@ MODEL_FLAGS = (
     click.option("-m", "--model", default=None, help="Path of a .gguf, or a name [smollm2:135m]."),
     click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto"),
     click.option("--threads", type=click.IntRange(1, 1024), help="[the processor's cores]"),
+    click.option(
+        "--kv",
+        type=click.Choice([precision.value for precision in KVPrecision]),
+        default="f32",
+        show_default=True,
+        help="Precision of keys and values.",
+    ),
     click.option("--page-tokens", type=int, default=64, show_default=True),
     click.option("--ctx-size", type=int, help="Most tokens in a context [the model's own]."),
 )
@@ -50,6 +58,7 @@ def load_engine(
     model: str | None,
     device: str,
     threads: int | None,
+    kv: str,
     page_tokens: int,
     ctx_size: int | None,
 ) -> "Engine":
@@ -63,6 +72,7 @@ def load_engine(
             device=device,
             threads=threads,
             page_tokens=page_tokens,
+            precision=KVPrecision(kv),
             context_size=ctx_size,
             progress=progress,
         )

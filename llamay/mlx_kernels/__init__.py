@@ -22,22 +22,31 @@ The numerics contract, which every exact kernel set keeps:
 4. exp, log, sin and cos are our own, from IEEE-exact operations (csrc/fixed_math.h and
    csrc/kernel_bodies.h). Ties go to the lower id. No contraction, no fast-math, subnormals kept,
    rounding to nearest even.
-5. The numerics id names what made a context: contract version, kernel family, KV precision.
+5. Keys and values are rounded once, when they are written, each head's vector of a position by
+   itself. f16: to the nearest, ties to even, at most 65504. 8 bits: scale = max|x| / 127, rounded
+   up to 16 significant bits, so that 127 * scale is exact and rounding what was rounded changes
+   nothing; q = round_to_even(x / scale); zeros if max|x| < 2^-100. Attention multiplies q.k with
+   the key's scale, then with its own; a position's weight with the value's scale, then with the
+   values.
+6. The numerics id names what made a context: contract version, kernel family, KV precision.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.formats import KVLayout, Tensor
+from llamay.formats import KVLayout, KVPrecision, Tensor
+from llamay.mlx_kernels import _cpu
 
 CONTRACT_VERSION = 1
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+ByteArray: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,8 @@ class Step:
     """Ragged rows of several contexts, run together.
 
     tokens, positions, contexts: [rows] int32; row i is tokens[i] at positions[i] of contexts[i]
+    writes: [rows] bool; False asks a question only: the keys and values of the row's position are
+        in its page already, are read from there like those before it, and nothing is written
     page_table: [contexts, max_pages] int32 page ids, -1 where a context has none
     logit_rows: [n] int32, the rows whose logits are wanted
     Rows of one context stand together in ascending positions. Their pages up to the row's position
@@ -144,6 +155,7 @@ class Step:
     tokens: Int32Array
     positions: Int32Array
     contexts: Int32Array
+    writes: BoolArray
     page_table: Int32Array
     logit_rows: Int32Array
 
@@ -194,7 +206,7 @@ class KernelSet(Protocol):
 
     @property
     def numerics_id(self) -> str:
-        """Equal for kernel sets whose contexts continue each other's bit for bit."""
+        """Equal for kernel sets whose contexts continue each other's, if of one KV precision."""
 
     def prepare(self, program: Program) -> RunStep:
         """Prepares the weights; the result runs a step.
@@ -212,13 +224,61 @@ class KernelSet(Protocol):
     def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
         """Copies a whole page, by ids."""
 
-    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
-        """Positions [start, end): [end - start, layers, 2 (key, value), kv_heads, head_dim]."""
+    def export_rows(
+        self,
+        slabs: Slabs,
+        pages: Sequence[int],
+        start: int,
+        end: int,
+        out: ByteArray | None = None,
+    ) -> ByteArray:
+        """Rows (see `KVLayout`) of positions [start, end) of the context that holds `pages`.
 
-    def import_rows(
-        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
-    ) -> None:
-        """Writes positions start.. from what `export_rows` gave."""
+        Returns `out`, or a new array: [end - start, row_bytes].
+        Raises ValueError for an `out` of another shape, or positions outside the pages.
+        """
+
+    def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
+        """Writes positions start.. from rows [n, row_bytes], contiguous.
+
+        Raises ValueError, with nothing written, for rows of another size, or positions outside the
+        pages.
+        """
+
+
+def numerics_id(kernels: KernelSet, layout: KVLayout) -> str:
+    """Equal for contexts that continue each other bit for bit, such as `cpu-v1-f32`."""
+    return f"{kernels.numerics_id}-{layout.precision.value}"
+
+
+def c_layout(layout: KVLayout) -> tuple[int, int, int, int, str]:
+    """A layout as the C code takes it."""
+    counts = (layout.layers, layout.kv_heads, layout.head_dim, layout.page_tokens)
+    return (*counts, layout.precision.value)
+
+
+def check_rows(rows: ByteArray, layout: KVLayout, count: int) -> None:
+    """Raises ValueError unless rows are [count, row_bytes] uint8."""
+    if rows.dtype != np.uint8 or rows.shape != (count, layout.row_bytes):
+        raise ValueError(
+            f"{count} rows of {layout.row_bytes} bytes are needed, {rows.dtype} {rows.shape} given"
+        )
+
+
+def convert_rows(
+    rows: ByteArray, layout: KVLayout, source: KVPrecision, target: KVPrecision
+) -> ByteArray:
+    """Rows of one precision as rows of another: decoded to float32 values and rounded again.
+
+    rows: [n, row_bytes], contiguous; the layout's own precision plays no part
+    To a precision that holds them, values change no more: f32 holds all, so q8 -> f32 -> q8 gives
+    the same bytes. Raises ValueError for rows of another size.
+    """
+    before, after = replace(layout, precision=source), replace(layout, precision=target)
+    check_rows(rows, before, len(rows))
+    out = np.empty((len(rows), after.row_bytes), dtype=np.uint8)
+    _cpu.convert_rows(c_layout(before), c_layout(after), rows, out)
+    return out
 
 
 def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 Buffer = bytes | bytearray | memoryview | NDArray[np.generic]
 
 _Matrix = tuple[int, int, int, Buffer]
+_Layout = tuple[int, int, int, int, str]
 
 def kernel_sets() -> list[str]: ...
 def packed_bytes(type_id: int, rows: int, columns: int, /) -> int: ...
@@ -25,6 +26,28 @@ def matmul(
     out: Buffer,
     /,
 ) -> None: ...
+def page_bytes(layout: _Layout, /) -> int: ...
+def export_rows(
+    pool: Pool,
+    layout: _Layout,
+    slabs: Sequence[Any],
+    pages_per_slab: int,
+    pages: Buffer,
+    start: int,
+    rows: Buffer,
+    /,
+) -> None: ...
+def import_rows(
+    pool: Pool,
+    layout: _Layout,
+    slabs: Sequence[Any],
+    pages_per_slab: int,
+    pages: Buffer,
+    start: int,
+    rows: Buffer,
+    /,
+) -> None: ...
+def convert_rows(source: _Layout, target: _Layout, rows: Buffer, out: Buffer, /) -> None: ...
 def rope_frequencies(dim: int, base: float, /) -> list[float]: ...
 def log(x: float, /) -> float: ...
 def log_sum_exp(kernel_set: str, logits: Buffer, /) -> float: ...
@@ -85,11 +108,12 @@ class Program:
         tokens: Buffer,
         positions: Buffer,
         contexts: Buffer,
+        writes: Buffer,
         page_table: Buffer,
         max_pages: int,
+        layout: _Layout,
         slabs: Sequence[Any],
         pages_per_slab: int,
-        page_tokens: int,
         logit_rows: Buffer,
         logits: Buffer,
         control: Buffer,

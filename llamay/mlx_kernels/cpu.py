@@ -1,7 +1,6 @@
 """The CPU kernel set: the C extension, its weights and its threads.
 
-Pages are float32: [layer][kv head]{keys [page_tokens / 16][head_dim][16],
-values [page_tokens][head_dim]}. The C code reads and writes them through the slabs' buffers, and no
+The C code lays out pages (csrc/kv_page.h), reads and writes them through the slabs' buffers, and no
 MLX operation ever takes a slab.
 """
 
@@ -21,10 +20,12 @@ from llamay.mlx_kernels import (
     Attention,
     AttentionInput,
     AttentionOutput,
+    ByteArray,
     Control,
     Embed,
     FeedForward,
     Float32Array,
+    Int32Array,
     Logits,
     Operation,
     Program,
@@ -32,9 +33,10 @@ from llamay.mlx_kernels import (
     Slabs,
     Step,
     _cpu,
+    c_layout,
+    check_rows,
 )
 
-LANES = 16  # positions in a group of keys, rows in a group of weights: csrc/kernels.h
 ALIGNMENT = 64
 
 Matrix = tuple[int, int, int, memoryview]
@@ -106,11 +108,12 @@ class CpuKernels:
                 step.tokens,
                 step.positions,
                 step.contexts,
+                step.writes,
                 step.page_table,
                 step.page_table.shape[1],
+                c_layout(slabs.layout),
                 slabs.arrays,
                 slabs.pages_per_slab,
-                slabs.layout.page_tokens,
                 step.logit_rows,
                 logits,
                 control.words,
@@ -127,31 +130,38 @@ class CpuKernels:
 
     def page_bytes(self, layout: KVLayout) -> int:
         """See `KernelSet`."""
-        return layout.layers * layout.kv_heads * 2 * layout.page_tokens * layout.head_dim * 4
+        return _cpu.page_bytes(c_layout(layout))
 
     def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
         """See `KernelSet`."""
         _page_bytes(slabs, target)[:] = _page_bytes(slabs, source)
 
-    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
+    def export_rows(
+        self,
+        slabs: Slabs,
+        pages: Sequence[int],
+        start: int,
+        end: int,
+        out: ByteArray | None = None,
+    ) -> ByteArray:
         """See `KernelSet`."""
-        layout = slabs.layout
-        shape = (end - start, layout.layers, 2, layout.kv_heads, layout.head_dim)
-        rows = np.empty(shape, dtype=np.float32)
-        for at, position in enumerate(range(start, end)):
-            keys, values, offset = _position(slabs, pages, position)
-            rows[at, :, 0] = keys[:, :, offset // LANES, :, offset % LANES]
-            rows[at, :, 1] = values[:, :, offset]
-        return rows
+        if out is None:
+            out = np.empty((end - start, slabs.layout.row_bytes), dtype=np.uint8)
+        check_rows(out, slabs.layout, end - start)
+        _cpu.export_rows(*self._pages(slabs, pages), start, out)
+        return out
 
-    def import_rows(
-        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
-    ) -> None:
+    def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
         """See `KernelSet`."""
-        for at, row in enumerate(rows):
-            keys, values, offset = _position(slabs, pages, start + at)
-            keys[:, :, offset // LANES, :, offset % LANES] = row[:, 0]
-            values[:, :, offset] = row[:, 1]
+        check_rows(rows, slabs.layout, len(rows))
+        _cpu.import_rows(*self._pages(slabs, pages), start, rows)
+
+    def _pages(
+        self, slabs: Slabs, pages: Sequence[int]
+    ) -> tuple[_cpu.Pool, tuple[int, int, int, int, str], Sequence[Any], int, Int32Array]:
+        """What the C code needs to find a context's positions, and threads to move them."""
+        ids = np.array(pages, dtype=np.int32)
+        return self._pool, c_layout(slabs.layout), slabs.arrays, slabs.pages_per_slab, ids
 
 
 def _page_bytes(slabs: Slabs, page: int) -> Any:
@@ -159,22 +169,6 @@ def _page_bytes(slabs: Slabs, page: int) -> Any:
     return np.asarray(memoryview(slabs.arrays[page // slabs.pages_per_slab]))[
         page % slabs.pages_per_slab
     ]
-
-
-def _position(
-    slabs: Slabs, pages: Sequence[int], position: int
-) -> tuple[Float32Array, Float32Array, int]:
-    """Views of a page's keys and values, and the position's offset in the page.
-
-    keys:   [layers, kv_heads, page_tokens / 16, head_dim, 16]
-    values: [layers, kv_heads, page_tokens, head_dim]
-    """
-    layout = slabs.layout
-    page = _page_bytes(slabs, pages[position // layout.page_tokens]).view(np.float32)
-    halves = page.reshape(layout.layers, layout.kv_heads, 2, layout.page_tokens * layout.head_dim)
-    keys = halves[:, :, 0].reshape(layout.layers, layout.kv_heads, -1, layout.head_dim, LANES)
-    values = halves[:, :, 1].reshape(layout.layers, layout.kv_heads, -1, layout.head_dim)
-    return keys, values, position % layout.page_tokens
 
 
 class _PackedWeights:

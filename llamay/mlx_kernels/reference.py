@@ -1,7 +1,8 @@
 """The reference kernel set: stock MLX operations in float32, obviously right and slow.
 
 It promises no bit equality; tests hold the others against it. Weights are dequantised whole.
-A page is [layers, 2, kv_heads, page_tokens, head_dim] float32.
+A page is [layers, 2, kv_heads, page_tokens, head_dim] float32, whatever the KV precision: it holds
+the values that the precision can hold.
 """
 
 import math
@@ -17,6 +18,7 @@ from llamay.mlx_kernels import (
     Attention,
     AttentionInput,
     AttentionOutput,
+    ByteArray,
     Control,
     Embed,
     FeedForward,
@@ -28,7 +30,12 @@ from llamay.mlx_kernels import (
     Slabs,
     Step,
     _cpu,
+    check_rows,
 )
+
+HALF_MAX = np.float32(65504)
+SMALLEST = np.float32(2.0**-100)
+HIGHEST_SCALE = np.float32(float.fromhex("0x1.0204p121"))  # 127 times the next one is infinite
 
 
 class ReferenceKernels:
@@ -71,27 +78,82 @@ class ReferenceKernels:
         slab, at = divmod(target, slabs.pages_per_slab)
         slabs.arrays[slab][at] = content
 
-    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Float32Array:
+    def export_rows(
+        self,
+        slabs: Slabs,
+        pages: Sequence[int],
+        start: int,
+        end: int,
+        out: ByteArray | None = None,
+    ) -> ByteArray:
         """See `KernelSet`."""
-        rows = [np.array(_at(slabs, pages, position)) for position in range(start, end)]
         layout = slabs.layout
-        shape = (end - start, layout.layers, 2, layout.kv_heads, layout.head_dim)
-        return np.array(rows, dtype=np.float32).reshape(shape)
+        if out is None:
+            out = np.empty((end - start, layout.row_bytes), dtype=np.uint8)
+        check_rows(out, layout, end - start)
+        for row, (array, at, offset) in enumerate(_entries(slabs, pages, start, end)):
+            content = np.array(array[at, :, :, :, offset])
+            parts = [
+                _encode(content[:, part], element).reshape(layout.layers, -1)
+                for part, element in enumerate(layout.precision.elements)
+            ]
+            out[row] = np.concatenate(parts, axis=1).reshape(-1)
+        return out
 
-    def import_rows(
-        self, slabs: Slabs, pages: Sequence[int], start: int, rows: Float32Array
-    ) -> None:
+    def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
         """See `KernelSet`."""
-        page_tokens = slabs.layout.page_tokens
-        for position, row in enumerate(rows, start):
-            slab, at = divmod(pages[position // page_tokens], slabs.pages_per_slab)
-            slabs.arrays[slab][at, :, :, :, position % page_tokens] = mx.array(row)
+        layout = slabs.layout
+        check_rows(rows, layout, len(rows))
+        split = layout.kv_heads * layout.precision.vector_bytes(layout.head_dim)[0]
+        entries = _entries(slabs, pages, start, start + len(rows))
+        for row, (array, at, offset) in zip(rows, entries, strict=True):
+            parts = np.split(row.reshape(layout.layers, -1), [split], axis=1)
+            content = [
+                _decode(part.reshape(layout.layers, layout.kv_heads, -1), element)
+                for part, element in zip(parts, layout.precision.elements, strict=True)
+            ]
+            array[at, :, :, :, offset] = mx.array(np.stack(content, axis=1))
 
 
-def _at(slabs: Slabs, pages: Sequence[int], position: int) -> mx.array:
-    slab, at = divmod(pages[position // slabs.layout.page_tokens], slabs.pages_per_slab)
-    array: mx.array = slabs.arrays[slab]
-    return array[at, :, :, :, position % slabs.layout.page_tokens]
+def _entries(
+    slabs: Slabs, pages: Sequence[int], start: int, end: int
+) -> list[tuple[mx.array, int, int]]:
+    """For each position its slab, the page's place in the slab, and the place in the page."""
+    page_tokens = slabs.layout.page_tokens
+    if start < 0 or end > len(pages) * page_tokens:
+        raise ValueError("a position lies outside the pages")
+    entries = []
+    for position in range(start, end):
+        slab, at = divmod(int(pages[position // page_tokens]), slabs.pages_per_slab)
+        entries.append((slabs.arrays[slab], at, position % page_tokens))
+    return entries
+
+
+def _encode(x: Float32Array, element: str) -> ByteArray:
+    """Vectors [..., head_dim] as they are stored: [..., bytes] uint8."""
+    if element == "f4":
+        return np.ascontiguousarray(x).view(np.uint8)
+    if element == "f2":
+        return np.clip(x, -HALF_MAX, HALF_MAX).astype(np.float16).view(np.uint8)
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        bits = (largest / np.float32(127)).view(np.uint32) + np.uint32(0xFF)
+        scale = np.minimum((bits & np.uint32(0xFFFFFF00)).view(np.float32), HIGHEST_SCALE)
+        scale = np.where(np.isfinite(largest), scale, np.float32(np.nan))
+        scale = np.where(largest < SMALLEST, np.float32(0), scale)
+        quants = np.where(scale > 0, np.rint(x / np.where(scale > 0, scale, 1)), 0).astype(np.int8)
+    return np.concatenate([scale.view(np.uint8), quants.view(np.uint8)], axis=-1)
+
+
+def _decode(vectors: ByteArray, element: str) -> Float32Array:
+    """The opposite of `_encode`."""
+    contiguous = np.ascontiguousarray(vectors)
+    if element == "f4":
+        return contiguous.view(np.float32)
+    if element == "f2":
+        return contiguous.view(np.float16).astype(np.float32)
+    scale = np.ascontiguousarray(contiguous[..., :4]).view(np.float32)
+    return scale * contiguous[..., 4:].view(np.int8).astype(np.float32)
 
 
 def _dequantize(tensor: Tensor) -> mx.array:
@@ -178,10 +240,18 @@ class _Forward:
         self._queries = _rotate(queries, self._positions, self._program.rope)
         keys = _rotate(keys, self._positions, self._program.rope)
         page_tokens = self._slabs.layout.page_tokens
+        stored = [
+            mx.array(_decode(_encode(np.array(x), element), element))
+            for x, element in zip(
+                [keys, values], self._slabs.layout.precision.elements, strict=True
+            )
+        ]
         for row, position in enumerate(self._step.positions.tolist()):
+            if not self._step.writes[row]:
+                continue
             page = int(self._step.page_table[self._step.contexts[row], position // page_tokens])
             slab, at = divmod(page, self._slabs.pages_per_slab)
-            pair = mx.stack([keys[row], values[row]])
+            pair = mx.stack([part[row] for part in stored])
             self._slabs.arrays[slab][at, operation.layer, :, :, position % page_tokens] = pair
 
     def _attend(self, row: int, layer: int) -> mx.array:

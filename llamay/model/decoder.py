@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamay.errors import CancelledError, GGUFError, NumericsError, UnsupportedModelError
-from llamay.formats import Format, KVLayout
+from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.gguf import GGUFFile
 from llamay.kv import Cache, Context
 from llamay.mlx_kernels import (
@@ -129,10 +129,14 @@ class Decoder:
         self.num_operations = len(program.operations)
         self._run = kernels.prepare(program)
 
-    def layout(self, page_tokens: int) -> KVLayout:
+    def layout(self, page_tokens: int, precision: KVPrecision = KVPrecision.F32) -> KVLayout:
         """Shape of this model's pages."""
         return KVLayout(
-            self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim, page_tokens
+            self.spec.num_layers,
+            self.spec.num_kv_heads,
+            self.spec.head_dim,
+            page_tokens,
+            precision,
         )
 
     def forward(self, cache: Cache, batch: Sequence[Rows], control: Control) -> Float32Array:
@@ -180,6 +184,7 @@ def _assemble(batch: Sequence[Rows]) -> Step:
             [np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)]
         ),
         contexts=np.repeat(np.arange(len(batch), dtype=np.int32), counts),
+        writes=np.ones(int(ends[-1]), dtype=np.bool_),
         page_table=table,
         logit_rows=np.concatenate(logit_rows).astype(np.int32),
     )

@@ -63,6 +63,7 @@ class SmallModel:
             tokens=np.concatenate(new_tokens).astype(np.int32),
             positions=positions,
             contexts=np.repeat(np.arange(len(spans)), [len(s) for s in spans]).astype(np.int32),
+            writes=np.ones(len(positions), dtype=np.bool_),
             page_table=self._page_table,
             logit_rows=np.arange(len(positions), dtype=np.int32),
         )

@@ -24,6 +24,7 @@ from tests.tiny_models import TinyConfig
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, FFN = 32, 2, 1, 16, 20, 48
 PAGE_TOKENS, PAGES = 16, 2
+LAYOUT = (1, KV_HEADS, HEAD_DIM, PAGE_TOKENS, "f32")
 PAGE_BYTES = KV_HEADS * 2 * PAGE_TOKENS * HEAD_DIM * 4
 SHAPE = ("scalar", HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, False)
 NORM = np.ones(HIDDEN, np.float32)
@@ -78,11 +79,12 @@ def arguments(**changes):
         "tokens": int32(3, 4),
         "positions": int32(15, 16),
         "contexts": int32(0, 0),
+        "writes": np.ones(2, np.bool_),
         "page_table": int32(0, 1),
         "max_pages": 2,
+        "layout": LAYOUT,
         "slabs": [np.zeros(PAGES * PAGE_BYTES, np.uint8)],
         "pages_per_slab": PAGES,
-        "page_tokens": PAGE_TOKENS,
         "logit_rows": int32(1),
         "logits": np.zeros((1, VOCAB), np.float32),
         "control": np.zeros(2, np.int64),
@@ -115,6 +117,7 @@ BAD_STEPS = [
     {"contexts": int32(0, 1)},
     {"contexts": int32(0, -1)},
     {"contexts": int32(0)},
+    {"writes": np.ones(1, np.bool_)},
     {"page_table": int32(0, -1)},
     {"page_table": int32(0, PAGES)},
     {"page_table": int32(0, 2**31 - 1)},
@@ -131,10 +134,17 @@ BAD_STEPS = [
     {"slabs": [np.zeros(2 * PAGES * PAGE_BYTES, np.uint8)[::2]]},
     {"pages_per_slab": 0},
     {"pages_per_slab": -1},
-    {"page_tokens": 0},
-    {"page_tokens": -16},
-    {"page_tokens": 8},
-    {"page_tokens": 2**30},
+    {"layout": None},
+    {"layout": LAYOUT[:4]},
+    {"layout": (0, KV_HEADS, HEAD_DIM, PAGE_TOKENS, "f32")},
+    {"layout": (1, KV_HEADS + 1, HEAD_DIM, PAGE_TOKENS, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM + 16, PAGE_TOKENS, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM, 0, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM, -16, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM, 8, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM, 2**30, "f32")},
+    {"layout": (2**31 - 1, KV_HEADS, HEAD_DIM, PAGE_TOKENS, "f32")},
+    {"layout": (1, KV_HEADS, HEAD_DIM, PAGE_TOKENS, "q4")},
     {"logit_rows": int32(2)},
     {"logit_rows": int32(-1)},
     {"logit_rows": int32(0, 1)},

@@ -9,22 +9,6 @@
 
 enum { MAX_SPLIT_ROWS = 16 }; /* steps of more rows have enough chunks without splitting runs */
 
-int64_t page_bytes(int layers, int num_kv_heads, int head_dim, int page_tokens) {
-    return (int64_t)layers * num_kv_heads * 2 * page_tokens * head_dim * (int64_t)sizeof(float);
-}
-
-float *page_keys(const ModelShape *shape, int page_tokens, uint8_t *page, int layer, int kv_head) {
-    int64_t head = (int64_t)layer * shape->num_kv_heads + kv_head;
-    return (float *)page + head * 2 * page_tokens * shape->head_dim;
-}
-
-float *page_values(const ModelShape *shape, int page_tokens, uint8_t *page, int layer, int kv_head) {
-    return page_keys(shape, page_tokens, page, layer, kv_head) + (int64_t)page_tokens * shape->head_dim;
-}
-
-static uint8_t *page_at(const Step *step, int32_t row, int64_t position) {
-    return step->pages[step->contexts[row] * step->max_pages + position / step->page_tokens];
-}
 
 /* Positions of the run that a row sees; 0 or less if it sees none. */
 static int visible_in_run(const Step *step, int32_t row, int run) {
@@ -150,7 +134,11 @@ static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int
                        float *const *results) {
     const ModelShape *shape = &job->program->shape;
     const Step *step = job->step;
-    AttentionRun task = {.head_dim = shape->head_dim, .scale = shape->attention_scale, .scores = scores};
+    AttentionRun task = {.key_format = step->layout.format[KEYS],
+                         .value_format = step->layout.format[VALUES],
+                         .head_dim = shape->head_dim,
+                         .scale = shape->attention_scale,
+                         .scores = scores};
     int32_t furthest = -1;
     int most = 0;
     for (int q = 0; q < chunk->queries; q++) {
@@ -166,10 +154,12 @@ static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int
     }
     for (int g = 0; g * LANES < most; g++) {
         int64_t position = (int64_t)run * RUN_TOKENS + g * LANES;
-        int offset = (int)(position % step->page_tokens);
-        uint8_t *page = page_at(step, furthest, position);
-        task.keys[g] = page_keys(shape, step->page_tokens, page, job->layer, kv_head) + offset * shape->head_dim;
-        task.values[g] = page_values(shape, step->page_tokens, page, job->layer, kv_head) + offset * shape->head_dim;
+        int offset = (int)(position % step->layout.page_tokens);
+        uint8_t *head = page_head(&step->layout, page_at(step, furthest, position), job->layer, kv_head);
+        task.keys[g] = group_elements(&step->layout, head, KEYS, offset);
+        task.values[g] = group_elements(&step->layout, head, VALUES, offset);
+        task.key_scales[g] = group_scales(&step->layout, head, KEYS, offset);
+        task.value_scales[g] = group_scales(&step->layout, head, VALUES, offset);
     }
     job->program->kernels->attend(&task);
 }

@@ -39,10 +39,4 @@ int64_t attention_workspace_floats(const ModelShape *shape);
 void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, int layer,
                  const float *queries, float *partials, float *workspace, float *out);
 
-/* Where a layer's keys and values of one KV head start in a page.
- * Page: [layer][kv head]{keys [page_tokens / 16][head_dim][16], values [page_tokens][head_dim]}, float32.
- */
-float *page_keys(const ModelShape *shape, int page_tokens, uint8_t *page, int layer, int kv_head);
-float *page_values(const ModelShape *shape, int page_tokens, uint8_t *page, int layer, int kv_head);
-
 #endif

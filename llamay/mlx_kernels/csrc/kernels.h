@@ -17,6 +17,7 @@ enum {
     RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
     RUN_GROUPS = RUN_TOKENS / LANES,
     ATTENTION_ROWS = 12, /* queries that read a run of keys together */
+    MAX_HEAD_DIM = 1024,
 };
 
 /* ggml's type ids of the formats the kernels take. */
@@ -62,10 +63,16 @@ typedef struct {
     ActivationBlock *blocks;
 } Activations;
 
+/* How a head's keys or values are stored; KV_I8 with a float32 scale for each position. */
+typedef enum { KV_F32, KV_F16, KV_I8 } KVFormat;
+
 /* One run of up to 256 positions of one KV head, read by up to 12 queries. */
 typedef struct {
-    const float *keys[RUN_GROUPS];   /* each [head_dim][16] */
-    const float *values[RUN_GROUPS]; /* each [16][head_dim] */
+    KVFormat key_format, value_format;
+    const uint8_t *keys[RUN_GROUPS];        /* each [head_dim][16] */
+    const uint8_t *values[RUN_GROUPS];      /* each [16][head_dim] */
+    const float *key_scales[RUN_GROUPS];    /* each [16], if keys are KV_I8 */
+    const float *value_scales[RUN_GROUPS];
     int head_dim;
     float scale;
     int rows;

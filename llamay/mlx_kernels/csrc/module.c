@@ -3,25 +3,18 @@
  * Arguments are checked for shape and range, so that a wrong caller gets an exception; numbers inside weights and
  * activations are not.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
 
 #include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention.h"
 #include "fixed_math.h"
 #include "kernels.h"
-#include "pool.h"
 #include "program.h"
 #include "sample.h"
 
-typedef struct {
-    PyTypeObject *pool_type;
-} ModuleState;
-
-static PyObject *fail(PyObject *type, const char *message) {
+PyObject *fail(PyObject *type, const char *message) {
     PyErr_SetString(type, message);
     return NULL;
 }
@@ -272,6 +265,12 @@ static PyObject *pool_object_new(PyTypeObject *type, PyObject *args, PyObject *k
     return fail(PyExc_OSError, "the worker threads cannot be started");
 }
 
+Pool *pool_of(const ModuleState *state, PyObject *object) {
+    if (state && PyObject_TypeCheck(object, state->pool_type)) return ((PoolObject *)object)->pool;
+    PyErr_SetString(PyExc_TypeError, "the first argument must be a Pool");
+    return NULL;
+}
+
 static void free_object(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -302,8 +301,8 @@ static PyType_Spec pool_spec = {"llamay.mlx_kernels._cpu.Pool", sizeof(PoolObjec
 
 /* --- Program --------------------------------------------------------------------------------------------- */
 
-/* Bounds on sizes, far above any model's, within which the bytes of a page cannot overflow. */
-enum { MAX_LAYERS = 1 << 12, MAX_ROW = 1 << 24, MAX_PAGE_TOKENS = 1 << 20 };
+/* Bounds on sizes, far above any model's, within which no count overflows. */
+enum { MAX_LAYERS = 1 << 12, MAX_ROW = 1 << 24 };
 
 typedef struct {
     PyObject_HEAD
@@ -330,7 +329,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     int ok = kernels != NULL;
     if (ok && (shape.hidden < 1 || shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.vocab < 1 ||
                shape.num_heads % shape.num_kv_heads || shape.head_dim < LANES || shape.head_dim % LANES ||
-               (int64_t)shape.num_heads * shape.head_dim > MAX_ROW || shape.rope_dim > shape.head_dim)) {
+               shape.head_dim > MAX_HEAD_DIM || (int64_t)shape.num_heads * shape.head_dim > MAX_ROW ||
+               shape.rope_dim > shape.head_dim)) {
         PyErr_SetString(PyExc_ValueError, "head counts, head size or rope size out of range");
         ok = 0;
     }
@@ -524,54 +524,23 @@ static PyObject *add_logits(PyObject *object, PyObject *args) {
     return publish(self);
 }
 
-enum { TOKENS, POSITIONS, CONTEXTS, PAGE_TABLE, LOGIT_ROWS, LOGIT_BUFFER, CONTROL, STEP_BUFFERS };
+enum { TOKENS, POSITIONS, CONTEXTS, WRITES, PAGE_TABLE, LOGIT_ROWS, LOGIT_BUFFER, CONTROL, STEP_BUFFERS };
 
 typedef struct {
     Py_buffer buffers[STEP_BUFFERS];
-    Py_buffer *slabs;
     int held;
-    Py_ssize_t num_slabs, slabs_held;
-    uint8_t **pages;
+    SlabPages pages;
 } StepBuffers;
 
 static void release_step(StepBuffers *b) {
     for (int i = 0; i < b->held; i++) PyBuffer_Release(b->buffers + i);
-    for (Py_ssize_t i = 0; i < b->slabs_held; i++) PyBuffer_Release(b->slabs + i);
-    free(b->slabs);
-    free(b->pages);
+    slab_pages_release(&b->pages);
 }
 
-static int hold_step(StepBuffers *b, PyObject *const *objects, PyObject *slabs) {
+static int hold_step(StepBuffers *b, PyObject *const *objects) {
     for (; b->held < STEP_BUFFERS; b->held++) {
         int flags = b->held == LOGIT_BUFFER || b->held == CONTROL ? PyBUF_WRITABLE : PyBUF_SIMPLE;
         if (PyObject_GetBuffer(objects[b->held], b->buffers + b->held, flags) < 0) return 0;
-    }
-    b->num_slabs = PySequence_Size(slabs);
-    if (b->num_slabs < 0) return 0;
-    b->slabs = calloc((size_t)b->num_slabs + 1, sizeof *b->slabs);
-    if (!b->slabs) return PyErr_NoMemory() != NULL;
-    for (; b->slabs_held < b->num_slabs; b->slabs_held++) {
-        PyObject *slab = PySequence_GetItem(slabs, b->slabs_held);
-        int ok = slab && PyObject_GetBuffer(slab, b->slabs + b->slabs_held, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) == 0;
-        Py_XDECREF(slab);
-        if (!ok) return 0;
-    }
-    return 1;
-}
-
-/* Resolves page ids (slab * pages_per_slab + index; below 0: absent) to addresses. */
-static int resolve_pages(StepBuffers *b, int64_t count, int64_t pages_per_slab, int64_t bytes) {
-    const int32_t *ids = b->buffers[PAGE_TABLE].buf;
-    b->pages = calloc((size_t)count + 1, sizeof *b->pages);
-    if (!b->pages) return PyErr_NoMemory() != NULL;
-    for (int64_t i = 0; i < count; i++) {
-        if (ids[i] < 0) continue;
-        int64_t slab = ids[i] / pages_per_slab, index = ids[i] % pages_per_slab;
-        if (slab >= b->num_slabs || index >= b->slabs[slab].len / bytes) {
-            PyErr_Format(PyExc_ValueError, "page %d lies outside the slabs", (int)ids[i]);
-            return 0;
-        }
-        b->pages[i] = (uint8_t *)b->slabs[slab].buf + index * bytes;
     }
     return 1;
 }
@@ -580,9 +549,9 @@ static int rows_ok(const Step *step, const ModelShape *shape) {
     for (int64_t row = 0; row < step->rows; row++) {
         int64_t position = step->positions[row], context = step->contexts[row];
         if (step->tokens[row] < 0 || step->tokens[row] >= shape->vocab || position < 0 || context < 0 ||
-            context >= step->num_contexts || position / step->page_tokens >= step->max_pages)
+            context >= step->num_contexts || position / step->layout.page_tokens >= step->max_pages)
             return 0;
-        for (int64_t page = 0; page <= position / step->page_tokens; page++)
+        for (int64_t page = 0; page <= position / step->layout.page_tokens; page++)
             if (!step->pages[context * step->max_pages + page]) return 0;
     }
     for (int64_t i = 0; i < step->num_logit_rows; i++)
@@ -597,26 +566,33 @@ static int32_t layers_of(const Program *program) {
     return layers;
 }
 
-static int read_step(const Program *program, StepBuffers *b, long long pages_per_slab, Step *step) {
+/* Whether pages of this layout hold what the program's operations read and write. */
+static int layout_fits(const Program *program, const PageLayout *layout) {
+    return layout->layers >= layers_of(program) && layout->kv_heads == program->shape.num_kv_heads &&
+           layout->head_dim == program->shape.head_dim;
+}
+
+static int read_step(const Program *program, StepBuffers *b, PyObject *slabs, long long pages_per_slab, Step *step) {
     int64_t rows = b->buffers[TOKENS].len / 4, table = b->buffers[PAGE_TABLE].len / 4;
     step->rows = rows;
     step->tokens = b->buffers[TOKENS].buf;
     step->positions = b->buffers[POSITIONS].buf;
     step->contexts = b->buffers[CONTEXTS].buf;
+    step->writes = b->buffers[WRITES].buf;
     step->num_logit_rows = b->buffers[LOGIT_ROWS].len / 4;
     step->logit_rows = b->buffers[LOGIT_ROWS].buf;
     step->logits = b->buffers[LOGIT_BUFFER].buf;
     step->control = b->buffers[CONTROL].buf;
     int sizes_ok = rows > 0 && b->buffers[POSITIONS].len == rows * 4 && b->buffers[CONTEXTS].len == rows * 4 &&
-                   step->max_pages > 0 && table % step->max_pages == 0 && b->buffers[CONTROL].len == 16 &&
+                   b->buffers[WRITES].len == rows && step->max_pages > 0 && table % step->max_pages == 0 &&
+                   b->buffers[CONTROL].len == 16 &&
                    b->buffers[LOGIT_BUFFER].len == step->num_logit_rows * program->shape.vocab * 4 &&
-                   pages_per_slab > 0 && step->page_tokens > 0 && step->page_tokens <= MAX_PAGE_TOKENS &&
-                   step->page_tokens % LANES == 0;
+                   pages_per_slab > 0 && layout_fits(program, &step->layout);
     if (!sizes_ok) return fail(PyExc_ValueError, "the step's arrays do not fit together") != NULL;
     step->num_contexts = table / step->max_pages;
-    int64_t bytes = page_bytes(layers_of(program), program->shape.num_kv_heads, program->shape.head_dim, step->page_tokens);
-    if (!resolve_pages(b, table, pages_per_slab, bytes)) return 0;
-    step->pages = b->pages;
+    if (!slab_pages_hold(&b->pages, slabs, pages_per_slab, step->layout.page_bytes, b->buffers[PAGE_TABLE].buf, table))
+        return 0;
+    step->pages = b->pages.pages;
     if (!rows_ok(step, &program->shape))
         return fail(PyExc_ValueError, "a row's token, position, context or page is out of range") != NULL;
     return 1;
@@ -624,18 +600,17 @@ static int read_step(const Program *program, StepBuffers *b, long long pages_per
 
 static PyObject *run(PyObject *object, PyObject *args) {
     ProgramObject *self = (ProgramObject *)object;
-    PyObject *pool, *slabs, *objects[STEP_BUFFERS];
+    PyObject *pool_object, *layout, *slabs, *objects[STEP_BUFFERS];
     long long max_pages, pages_per_slab;
     Step step = {0};
-    if (!PyArg_ParseTuple(args, "OOOOOLOLiOOO", &pool, &objects[TOKENS], &objects[POSITIONS], &objects[CONTEXTS],
-                          &objects[PAGE_TABLE], &max_pages, &slabs, &pages_per_slab, &step.page_tokens,
+    if (!PyArg_ParseTuple(args, "OOOOOOLOOLOOO", &pool_object, &objects[TOKENS], &objects[POSITIONS], &objects[CONTEXTS],
+                          &objects[WRITES], &objects[PAGE_TABLE], &max_pages, &layout, &slabs, &pages_per_slab,
                           &objects[LOGIT_ROWS], &objects[LOGIT_BUFFER], &objects[CONTROL]))
         return NULL;
-    ModuleState *state = PyType_GetModuleState(Py_TYPE(object));
-    if (!state || !PyObject_TypeCheck(pool, state->pool_type))
-        return fail(PyExc_TypeError, "the first argument must be a Pool");
+    Pool *pool = pool_of(PyType_GetModuleState(Py_TYPE(object)), pool_object);
+    if (!pool || !read_layout(layout, &step.layout)) return NULL;
     step.max_pages = max_pages;
-    PoolObject *threads = (PoolObject *)pool;
+    PoolObject *threads = (PoolObject *)pool_object;
     if (atomic_flag_test_and_set(&self->running)) return fail(PyExc_RuntimeError, "the program is already running");
     if (atomic_flag_test_and_set(&threads->running)) {
         atomic_flag_clear(&self->running);
@@ -643,10 +618,10 @@ static PyObject *run(PyObject *object, PyObject *args) {
     }
     StepBuffers buffers = {0};
     StepResult result = STEP_DONE;
-    int ok = hold_step(&buffers, objects, slabs) && read_step(&self->program, &buffers, pages_per_slab, &step);
+    int ok = hold_step(&buffers, objects) && read_step(&self->program, &buffers, slabs, pages_per_slab, &step);
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
-        result = program_run(&self->program, threads->pool, &step);
+        result = program_run(&self->program, pool, &step);
         Py_END_ALLOW_THREADS
     }
     release_step(&buffers);
@@ -666,7 +641,7 @@ static PyMethodDef program_methods[] = {
     {"add_feed_forward", add_feed_forward, METH_VARARGS, "add_feed_forward(norm, eps, gate, up, down)"},
     {"add_logits", add_logits, METH_VARARGS, "add_logits(norm, eps, head)"},
     {"run", run, METH_VARARGS,
-     "run(pool, tokens, positions, contexts, page_table, max_pages, slabs, pages_per_slab, page_tokens, logit_rows, "
+     "run(pool, tokens, positions, contexts, writes, page_table, max_pages, layout, slabs, pages_per_slab, logit_rows, "
      "logits, control) -> False if cancelled"},
     {NULL, NULL, 0, NULL}};
 
@@ -704,6 +679,12 @@ static PyMethodDef functions[] = {
     {"pack", pack, METH_VARARGS, "pack(type_id, rows, columns, source, target): packs a matrix's rows into target"},
     {"dequantize_row", dequantize, METH_VARARGS, "dequantize_row(type_id, rows, columns, packed, row, out)"},
     {"matmul", matmul, METH_VARARGS, "matmul(kernel_set, type_id, rows, columns, packed, planes, x, out)"},
+    {"page_bytes", page_bytes_function, METH_VARARGS, "page_bytes(layout) -> bytes of a page"},
+    {"export_rows", export_rows_function, METH_VARARGS,
+     "export_rows(pool, layout, slabs, pages_per_slab, pages, start, rows): fills rows from pages"},
+    {"import_rows", import_rows_function, METH_VARARGS,
+     "import_rows(pool, layout, slabs, pages_per_slab, pages, start, rows): writes rows to pages"},
+    {"convert_rows", convert_rows_function, METH_VARARGS, "convert_rows(from_layout, to_layout, source, target)"},
     {"rope_frequencies", rope_frequencies, METH_VARARGS, "rope_frequencies(dim, base) -> [base ** (-2 i / dim)]"},
     {"log", logarithm, METH_VARARGS, "log(x): the same bits on every machine"},
     {"log_sum_exp", log_sum_exp_function, METH_VARARGS, "log_sum_exp(kernel_set, logits) -> float"},

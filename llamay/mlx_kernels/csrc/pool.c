@@ -29,7 +29,7 @@ struct Pool {
     _Atomic(PoolTask) task;
     _Atomic(void *) argument;
     _Atomic int sleepers, caller_sleeps, quit;
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex, turn; /* turn: of whoever is in pool_run */
     pthread_cond_t work, finished;
     pthread_t *handles;
     Worker *workers;
@@ -132,6 +132,7 @@ Pool *pool_new(int threads) {
     pool->handles = calloc((size_t)threads, sizeof *pool->handles);
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     pthread_mutex_init(&pool->mutex, NULL);
+    pthread_mutex_init(&pool->turn, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->finished, NULL);
     pool->threads = 1;
@@ -154,6 +155,7 @@ void pool_free(Pool *pool) {
     pthread_cond_destroy(&pool->finished);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->mutex);
+    pthread_mutex_destroy(&pool->turn);
     free(pool->handles);
     free(pool->workers);
     free(pool);
@@ -167,6 +169,7 @@ void pool_run(Pool *pool, int64_t items, int64_t grain, PoolTask task, void *arg
         task(argument, 0, items, 0);
         return;
     }
+    pthread_mutex_lock(&pool->turn);
     uint64_t job = atomic_load(&pool->ticket) >> 32;
     atomic_store(&pool->ticket, job << 32 | CLOSED);
     atomic_store(&pool->items, items);
@@ -183,4 +186,5 @@ void pool_run(Pool *pool, int64_t items, int64_t grain, PoolTask task, void *arg
     }
     work_on(pool, job, 0);
     wait_until_done(pool);
+    pthread_mutex_unlock(&pool->turn);
 }

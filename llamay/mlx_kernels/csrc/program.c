@@ -293,7 +293,21 @@ static void add_bias(float *x, const float *bias, int64_t count) {
     for (int64_t i = 0; bias && i < count; i++) x[i] += bias[i];
 }
 
-/* Bias and rotation of a row's queries and keys; keys and values into the page. */
+/* Stores a row's keys and values in its page. */
+static void write_row(const Step *step, int64_t row, int layer, const float *keys, const float *values) {
+    const PageLayout *layout = &step->layout;
+    const float *parts[KV_PARTS] = {[KEYS] = keys, [VALUES] = values};
+    uint8_t vector[MAX_HEAD_DIM * sizeof(float) + sizeof(float)];
+    int64_t position = step->positions[row];
+    uint8_t *page = page_at(step, row, position);
+    for (int h = 0; h < layout->kv_heads; h++)
+        for (int part = KEYS; part <= VALUES; part++) {
+            encode_vector(layout->format[part], parts[part] + h * layout->head_dim, layout->head_dim, vector);
+            store_vector(layout, page_head(layout, page, layer, h), part, (int)(position % layout->page_tokens), vector);
+        }
+}
+
+/* Bias and rotation of a row's queries and keys; keys and values into the page, if they are to be written. */
 static void finish_input_rows(void *argument, int64_t begin, int64_t end, int worker) {
     const OperationJob *job = argument;
     const Operation *op = job->operation;
@@ -311,15 +325,8 @@ static void finish_input_rows(void *argument, int64_t begin, int64_t end, int wo
         add_bias(keys, op->bias[KEY], kv_dim);
         add_bias(values, op->bias[VALUE], kv_dim);
         for (int h = 0; h < shape->num_heads; h++) rotate(shape, cosines, sines, queries + h * head_dim);
-        int64_t position = step->positions[row], offset = position % step->page_tokens;
-        uint8_t *page = step->pages[step->contexts[row] * step->max_pages + position / step->page_tokens];
-        for (int h = 0; h < shape->num_kv_heads; h++) {
-            rotate(shape, cosines, sines, keys + h * head_dim);
-            float *to = page_keys(shape, step->page_tokens, page, op->layer, h) + offset / LANES * LANES * head_dim;
-            for (int d = 0; d < head_dim; d++) to[d * LANES + offset % LANES] = keys[h * head_dim + d];
-            memcpy(page_values(shape, step->page_tokens, page, op->layer, h) + offset * head_dim, values + h * head_dim,
-                   (size_t)head_dim * sizeof(float));
-        }
+        for (int h = 0; h < shape->num_kv_heads; h++) rotate(shape, cosines, sines, keys + h * head_dim);
+        if (step->writes[row]) write_row(step, row, op->layer, keys, values);
     }
 }
 

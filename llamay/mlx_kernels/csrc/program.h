@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "kernels.h"
+#include "kv_page.h"
 #include "pool.h"
 
 typedef enum { EMBED, ATTENTION_INPUT, ATTENTION, ATTENTION_OUTPUT, FEED_FORWARD, LOGITS } OperationKind;
@@ -40,15 +41,16 @@ typedef struct {
     Scratch *scratch;
 } Program;
 
-/* Ragged rows of several contexts. Row i is token tokens[i] at positions[i] of context contexts[i];
- * its keys and values are written to page positions[i] / page_tokens of that context.
+/* Ragged rows of several contexts. Row i is token tokens[i] at positions[i] of context contexts[i]; if writes[i],
+ * its keys and values are written to page positions[i] / page_tokens of that context, else they are there.
  */
 typedef struct {
     int64_t rows;
     const int32_t *tokens, *positions, *contexts;
+    const uint8_t *writes;
     int64_t num_contexts, max_pages;
-    uint8_t *const *pages; /* [num_contexts][max_pages], layout in page_keys() */
-    int page_tokens;
+    uint8_t *const *pages; /* [num_contexts][max_pages] */
+    PageLayout layout;
     int64_t num_logit_rows;
     const int32_t *logit_rows; /* rows whose logits are wanted */
     float *logits;             /* [num_logit_rows][vocab] */
@@ -57,8 +59,10 @@ typedef struct {
 
 typedef enum { STEP_DONE = 0, STEP_CANCELLED = 1, STEP_NO_MEMORY = 2 } StepResult;
 
-/* Bytes of one page: every layer's keys and values of page_tokens positions, float32. */
-int64_t page_bytes(int layers, int num_kv_heads, int head_dim, int page_tokens);
+/* The page that holds a position of a row's context. */
+static inline uint8_t *page_at(const Step *step, int64_t row, int64_t position) {
+    return step->pages[step->contexts[row] * step->max_pages + position / step->layout.page_tokens];
+}
 
 /* out[n][rows] = x[n][columns] . weights; one thread. 0, or -1 without memory. */
 int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const float *x, int64_t n, float *out);

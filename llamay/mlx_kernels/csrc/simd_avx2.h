@@ -19,6 +19,10 @@ INLINE vf v_load_half(const uint8_t *p) {
     return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
 }
+INLINE vf v_load_i8(const uint8_t *p) {
+    return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8))))};
+}
 INLINE vf v_add(vf a, vf b) { return BOTH_F(_mm256_add_ps); }
 INLINE vf v_sub(vf a, vf b) { return BOTH_F(_mm256_sub_ps); }
 INLINE vf v_mul(vf a, vf b) { return BOTH_F(_mm256_mul_ps); }

@@ -17,6 +17,12 @@ INLINE vf v_load(const float *p) { PARTWISE(vf, vld1q_f32(p + 4 * i)); }
 INLINE void v_store(float *p, vf a) { EACH_PART vst1q_f32(p + 4 * i, a.part[i]); }
 INLINE vf v_set1(float x) { PARTWISE(vf, vdupq_n_f32(x)); }
 INLINE vf v_load_half(const uint8_t *p) { PARTWISE(vf, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i)))); }
+INLINE vf v_load_i8(const uint8_t *p) {
+    int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    return (vf){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
+}
 INLINE vf v_add(vf a, vf b) { PARTWISE(vf, vaddq_f32(a.part[i], b.part[i])); }
 INLINE vf v_sub(vf a, vf b) { PARTWISE(vf, vsubq_f32(a.part[i], b.part[i])); }
 INLINE vf v_mul(vf a, vf b) { PARTWISE(vf, vmulq_f32(a.part[i], b.part[i])); }

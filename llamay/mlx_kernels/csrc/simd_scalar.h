@@ -20,6 +20,7 @@ INLINE vf v_load(const float *p) { vf r; memcpy(r.lane, p, sizeof r); return r; 
 INLINE void v_store(float *p, vf a) { memcpy(p, a.lane, sizeof a); }
 INLINE vf v_set1(float x) { LANEWISE(vf, x); }
 INLINE vf v_load_half(const uint8_t *p) { uint16_t h[LANES]; memcpy(h, p, sizeof h); LANEWISE(vf, half_to_float(h[l])); }
+INLINE vf v_load_i8(const uint8_t *p) { LANEWISE(vf, (float)(int8_t)p[l]); }
 INLINE vf v_add(vf a, vf b) { LANEWISE(vf, a.lane[l] + b.lane[l]); }
 INLINE vf v_sub(vf a, vf b) { LANEWISE(vf, a.lane[l] - b.lane[l]); }
 INLINE vf v_mul(vf a, vf b) { LANEWISE(vf, a.lane[l] * b.lane[l]); }

@@ -1,0 +1,42 @@
+/* What the parts of the Python module share. Functions that return 0 or NULL have set an exception. */
+#ifndef LLAMAY_MODULE_H
+#define LLAMAY_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kv_page.h"
+#include "pool.h"
+
+typedef struct {
+    PyTypeObject *pool_type;
+} ModuleState;
+
+/* Sets an exception; returns NULL. */
+PyObject *fail(PyObject *type, const char *message);
+
+/* The pool of a Pool object. */
+Pool *pool_of(const ModuleState *state, PyObject *object);
+
+/* A layout from a tuple (layers, kv_heads, head_dim, page_tokens, precision). */
+int read_layout(PyObject *tuple, PageLayout *layout);
+
+/* Pages of a sequence of slabs, by address. Page p is entry p % pages_per_slab of slab p / pages_per_slab. */
+typedef struct {
+    Py_buffer *slabs;
+    Py_ssize_t num_slabs, held;
+    uint8_t **pages; /* NULL for an id below 0 */
+} SlabPages;
+
+/* Holds the slabs' buffers until released, and resolves `count` page ids. */
+int slab_pages_hold(SlabPages *pages, PyObject *slabs, int64_t pages_per_slab, int64_t page_bytes, const int32_t *ids,
+                    int64_t count);
+void slab_pages_release(SlabPages *pages);
+
+/* Functions of the module (module_kv.c). */
+PyObject *page_bytes_function(PyObject *self, PyObject *args);
+PyObject *export_rows_function(PyObject *self, PyObject *args);
+PyObject *import_rows_function(PyObject *self, PyObject *args);
+PyObject *convert_rows_function(PyObject *self, PyObject *args);
+
+#endif
