@@ -1,24 +1,30 @@
-"""A kernel set whose pages are plain numpy rows, with failures on order and copies counted."""
+"""A kernel set whose pages are rows of bytes, with failures on order and copies counted.
+
+A position holds one number below 2^22: its key the number's upper half, its value the lower half,
+each exact in every precision.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.formats import KVLayout
+from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
 from llamay.mlx_kernels import Program, RunStep, Slabs
 
-Rows = NDArray[np.float32]
+Rows = NDArray[np.uint8]
+
+HALF_BITS = 11
 
 
-def layout_of(page_tokens: int) -> KVLayout:
+def layout_of(page_tokens: int, precision: KVPrecision = KVPrecision.F32) -> KVLayout:
     """The smallest layout: a key and a value of one number each."""
-    return KVLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=page_tokens)
+    return KVLayout(1, 1, 1, page_tokens, precision)
 
 
 class FakeKernels:
-    """Slab: [pages, page_tokens, layers, 2, kv_heads, head_dim] float32, NaN where never written.
+    """Slab: [pages, page_tokens, row_bytes] uint8, which read as NaN where never written.
 
     copies:     pages copied
     slabs_left: slabs that can still be made before the system has no memory; None has no end
@@ -40,11 +46,10 @@ class FakeKernels:
             if self.slabs_left == 0:
                 raise MemoryError
             self.slabs_left -= 1
-        row = (layout.layers, 2, layout.kv_heads, layout.head_dim)
-        return np.full((pages, layout.page_tokens, *row), np.nan, np.float32)
+        return np.full((pages, layout.page_tokens, layout.row_bytes), 0xFF, np.uint8)
 
     def page_bytes(self, layout: KVLayout) -> int:
-        return layout.page_tokens * layout.layers * 2 * layout.kv_heads * layout.head_dim * 4
+        return layout.page_tokens * layout.row_bytes
 
     def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
         if self.copy_fails:
@@ -52,9 +57,14 @@ class FakeKernels:
         self.copies += 1
         self._page(slabs, target)[:] = self._page(slabs, source)
 
-    def export_rows(self, slabs: Slabs, pages: Sequence[int], start: int, end: int) -> Rows:
+    def export_rows(
+        self, slabs: Slabs, pages: Sequence[int], start: int, end: int, out: Rows | None = None
+    ) -> Rows:
         whole = np.concatenate([self._page(slabs, page) for page in pages])
-        return whole[start:end]
+        if out is None:
+            return whole[start:end]
+        out[:] = whole[start:end]
+        return out
 
     def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: Rows) -> None:
         size = slabs.layout.page_tokens
@@ -67,23 +77,50 @@ class FakeKernels:
         return entry
 
 
+def encode(values: Sequence[int], precision: KVPrecision) -> Rows:
+    """[count] -> [count, row_bytes] of `layout_of` this precision."""
+    numbers = np.asarray(values, np.int64)[:, None]
+    halves = (numbers >> HALF_BITS, numbers & ((1 << HALF_BITS) - 1))
+    parts = []
+    for half, element in zip(halves, precision.elements, strict=True):
+        if element == "i1":  # the largest of a vector, here its only element, is 127 steps
+            parts.append((half.astype("<f4") / np.float32(127)).view(np.uint8))
+            parts.append(np.where(half > 0, 127, 0).astype(np.uint8))
+        else:
+            parts.append(half.astype("<" + element).view(np.uint8))
+    return np.concatenate(parts, axis=1)
+
+
+def decode(rows: Rows, precision: KVPrecision) -> list[float]:
+    """The reverse of `encode`; NaN where nothing was written."""
+    halves, at = [], 0
+    for element in precision.elements:
+        size = 4 if element == "i1" else int(element[1])
+        kind = "<f4" if element == "i1" else "<" + element
+        half = np.ascontiguousarray(rows[:, at : at + size]).view(kind)[:, 0].astype(np.float64)
+        at += size
+        if element == "i1":
+            half = np.rint(half * rows[:, at].view(np.int8))
+            at += 1
+        halves.append(half)
+    numbers: list[float] = (halves[0] * (1 << HALF_BITS) + halves[1]).tolist()
+    return numbers
+
+
 def write_values(cache: Cache, context: Context, values: Sequence[int]) -> None:
-    """Writes a key of v and a value of -v for each v to the positions from the context's length."""
-    kernels = cache.store.kernels
-    rows = np.asarray(values, np.float32)[:, None, None, None, None]
-    rows = np.concatenate([rows, -rows], axis=2)
-    kernels.import_rows(cache.store.slabs, context.page_ids, context.length, rows)
+    """Writes numbers to the positions from the context's length on."""
+    store = cache.store
+    rows = encode(values, store.layout.precision)
+    store.kernels.import_rows(store.slabs, context.page_ids, context.length, rows)
 
 
 def read_values(cache: Cache, context: Context) -> list[float]:
-    """What `write_values` wrote to the committed positions; NaN where key and value disagree."""
+    """What `write_values` wrote to the committed positions."""
     if context.length == 0:
         return []
     store = cache.store
     rows = store.kernels.export_rows(store.slabs, context.page_ids, 0, context.length)
-    keys, values = rows[:, 0, 0, 0, 0], rows[:, 0, 1, 0, 0]
-    read: list[float] = np.where(keys == -values, keys, np.nan).tolist()
-    return read
+    return decode(rows, store.layout.precision)
 
 
 def append(
