@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llamay.errors import BudgetError
+from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
 from tests.kv.fake_kernels import (
     FakeKernels,
@@ -30,6 +31,7 @@ class Config:
 
     page_tokens: int
     pages_per_slab: int
+    precision: KVPrecision
     budget: bool
 
     tree_pages = 6
@@ -38,16 +40,22 @@ class Config:
     def budget_pages(self) -> int | None:
         return 14 if self.budget else None
 
+    @property
+    def layout(self) -> KVLayout:
+        return layout_of(self.page_tokens, self.precision)
+
     def __str__(self) -> str:
-        budget = "budget" if self.budget else "no-budget"
-        return f"page{self.page_tokens}-slab{self.pages_per_slab}-{budget}"
+        budget = "budget" if self.budget else "no_budget"
+        return f"page{self.page_tokens}-slab{self.pages_per_slab}-{self.precision.value}-{budget}"
 
 
+# Every page size with every precision, with slabs of several pages and of one; half of them, of
+# each kind, with a budget.
 CONFIGS = [
-    Config(page_tokens, pages_per_slab, budget)
-    for page_tokens in (1, 3, 16, 64)
-    for pages_per_slab in (1, 5)
-    for budget in (False, True)
+    Config(page_tokens, pages_per_slab, precision, (i + j + k) % 2 == 0)
+    for i, page_tokens in enumerate((1, 3, 16, 64))
+    for j, pages_per_slab in enumerate((1, 5))
+    for k, precision in enumerate(KVPrecision)
 ]
 
 
@@ -57,11 +65,11 @@ class LockStep:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.kernels = FakeKernels()
-        page_bytes = self.kernels.page_bytes(layout_of(config.page_tokens))
+        page_bytes = self.kernels.page_bytes(config.layout)
         budget = config.budget_pages
         self.cache = Cache(
             self.kernels,
-            layout_of(config.page_tokens),
+            config.layout,
             numerics=OWN,
             pages_per_slab=config.pages_per_slab,
             # Not whole pages: a part of one must not count.

@@ -16,7 +16,7 @@ from tests.kv.lockstep import (
     run_random_operations,
 )
 
-SEEDS, OPERATIONS = 10, 120
+SEEDS, OPERATIONS = 5, 120
 DEEP_SEEDS, DEEP_OPERATIONS = 500, 400
 
 
