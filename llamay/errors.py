@@ -41,6 +41,30 @@ class BudgetError(LlamayError):
     """The context memory budget has no room; the message gives the figures."""
 
 
+class SnapshotError(LlamayError):
+    """A snapshot cannot be read or written."""
+
+
+class SnapshotLayoutError(SnapshotError):
+    """A snapshot is of a model with another architecture or layout."""
+
+
+class SnapshotWeightsError(SnapshotError):
+    """A snapshot is of a model with other weights, or does not say with which."""
+
+
+class SnapshotCorruptError(SnapshotError):
+    """A snapshot's bytes are not what was written."""
+
+
+class SnapshotVersionError(SnapshotError):
+    """A snapshot is of a newer format version than this llamay reads."""
+
+
+class SnapshotKeyError(SnapshotError):
+    """A snapshot's key is missing or is another one, or a key cannot be read."""
+
+
 class CancelledError(LlamayError):
     """A step was cancelled; nothing that it computed was published."""
 

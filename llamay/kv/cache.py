@@ -90,6 +90,13 @@ class Cache:
             while self._evict_oldest():
                 pass
 
+    def room(self) -> tuple[int | None, int]:
+        """Pages that the budget leaves free, None if it has no bound; those only the tree keeps."""
+        with self._lock:
+            self.store.release_orphans()
+            ids, most = self.store.ids, self.store.max_pages
+            return None if most is None else most - ids.live, ids.tree_only
+
     @property
     def live_pages(self) -> int:
         """Pages that something holds."""

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from llamay.errors import BudgetError, ContextBusyError
+from llamay.formats import KVLayout
 from llamay.kv.store import PageStore
-from llamay.mlx_kernels import Float32Array
+from llamay.mlx_kernels import ByteArray, Float32Array
 
 
 class Context:
@@ -59,6 +60,11 @@ class Context:
     def page_ids(self) -> Sequence[int]:
         """Pages in position order; the last may reach beyond `length`."""
         return self._page_ids
+
+    @property
+    def layout(self) -> KVLayout:
+        """Of its pages."""
+        return self._store.layout
 
     @property
     def own_pages(self) -> int:
@@ -138,6 +144,19 @@ class Context:
     def close(self) -> None:
         """Releases every page; the context is then empty."""
         self.truncate(0)
+
+    def export_rows(self, start: int, end: int, out: ByteArray | None = None) -> ByteArray:
+        """Rows of positions [start, end), committed; for the context's owner (see `KernelSet`)."""
+        assert self._owner == threading.get_ident()
+        assert end <= self._length
+        store = self._store
+        return store.kernels.export_rows(store.slabs, self._page_ids, start, end, out)
+
+    def import_rows(self, start: int, rows: ByteArray) -> None:
+        """Writes positions from `start` on, reserved and not committed; for the context's owner."""
+        assert self._owner == threading.get_ident()
+        assert start >= self._length
+        self._store.kernels.import_rows(self._store.slabs, self._page_ids, start, rows)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

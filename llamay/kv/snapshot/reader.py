@@ -1,0 +1,188 @@
+"""Reads a snapshot into a cache, or shows one; nothing is published before all is verified."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamay.errors import (
+    BudgetError,
+    SnapshotCorruptError,
+    SnapshotLayoutError,
+    SnapshotWeightsError,
+)
+from llamay.kv.cache import Cache
+from llamay.kv.context import Context
+from llamay.kv.snapshot import numerics
+from llamay.kv.snapshot.encryption import Cipher, Key
+from llamay.kv.snapshot.format import Header, Identity
+from llamay.kv.snapshot.source import Source, open_source
+from llamay.mlx_kernels import convert_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A context that a snapshot gave.
+
+    exact:   whether it continues, bit for bit, what was saved
+    warning: what the user should know, a sentence without a full stop, or None
+    """
+
+    context: Context
+    header: Header
+    exact: bool
+    warning: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row of what `show_snapshot` found; result: pass, fail or note."""
+
+    name: str
+    result: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A snapshot's header, its size, and what was checked."""
+
+    header: Header
+    bytes: int
+    checks: tuple[Check, ...]
+
+
+def read_snapshot(
+    cache: Cache,
+    path: Path,
+    identity: Identity,
+    *,
+    key: Key | None = None,
+    allow_legacy: bool = False,
+) -> Restored:
+    """A new context in `cache` that holds what the file says.
+
+    identity:     of the model that will continue it
+    allow_legacy: whether a file without digests (version 2) may be restored by layout alone
+    All or nothing: on any error the cache is as it was, what it retains for `match` included.
+    Raises SnapshotLayoutError, SnapshotWeightsError, SnapshotCorruptError, SnapshotVersionError,
+    SnapshotKeyError, SnapshotError if the file cannot be read, or BudgetError.
+    """
+    with open_source(path) as source:
+        header = source.header
+        _check_identity(path, header, cache, identity, allow_legacy)
+        cipher = source.unlock(key)
+        if _would_forget(cache, header.tokens):
+            source.verify(cipher)
+        own = cache.store.layout.precision
+        id_, same = numerics.restored(header.numerics, header.cache_precision, cache.numerics, own)
+        context = cache.new_context(id_)
+        try:
+            with context.in_use():
+                _fill(context, source, cipher)
+        except BaseException:
+            context.close()
+            raise
+    exact = same and header.lossless
+    return Restored(context, header, exact, _warning(header, exact, id_))
+
+
+def _fill(context: Context, source: Source, cipher: Cipher | None) -> None:
+    header = source.header
+    own = context.layout.precision
+    tokens, logits = source.head(cipher)
+    context.reserve(header.tokens)
+    with closing(source.chunks(cipher)) as chunks:
+        for chunk, data in chunks:
+            rows = data.reshape(-1, header.row_bytes)
+            if header.precision is not own:
+                rows = convert_rows(rows, header.layout(own), header.precision, own)
+            context.import_rows(header.positions(chunk)[0], rows)
+    context.commit(tokens)
+    context.logits = logits
+
+
+def _would_forget(cache: Cache, tokens: int) -> bool:
+    """Whether room for the tokens needs pages that the prefix tree alone keeps.
+
+    Raises BudgetError if even those would not do.
+    """
+    pages = -(-tokens // cache.store.layout.page_tokens)
+    free, kept = cache.room()
+    if free is None or pages <= free:
+        return False
+    if pages > free + kept:
+        page_bytes = cache.store.page_bytes
+        raise BudgetError(
+            f"the snapshot needs {pages * page_bytes} bytes, and the context memory budget has "
+            f"{(free + kept) * page_bytes} left; close branches or raise --ctx-mem-budget"
+        )
+    return True
+
+
+def _check_identity(
+    path: Path, header: Header, cache: Cache, identity: Identity, allow_legacy: bool
+) -> None:
+    layout = cache.store.layout
+    for name, expected, found in (
+        ("architecture", identity.architecture, header.architecture),
+        ("layers", layout.layers, header.layers),
+        ("KV heads", layout.kv_heads, header.kv_heads),
+        ("head size", layout.head_dim, header.head_dim),
+        ("vocabulary size", identity.vocab_size, header.vocab_size),
+        ("layout digest", identity.layout_sha256, header.layout_sha256),
+    ):
+        if expected != found:
+            raise SnapshotLayoutError(
+                f"{path}: the snapshot is of another kind of model: expected {name} {expected}, "
+                f"found {found}; use the model that it was made with"
+            )
+    if header.weights_sha256 is None and not allow_legacy:
+        raise SnapshotWeightsError(
+            f"{path}: expected a snapshot of weights {identity.weights_sha256}, found version "
+            f"{header.version}, which does not say; make it again, or use --allow-legacy-snapshots"
+        )
+    if header.weights_sha256 not in (None, identity.weights_sha256):
+        raise SnapshotWeightsError(
+            f"{path}: expected a snapshot of weights {identity.weights_sha256}, found one of "
+            f"{header.weights_sha256}; use the model and adapters that it was made with"
+        )
+
+
+def _warning(header: Header, exact: bool, id_: str) -> str | None:
+    warnings = []
+    if header.weights_sha256 is None:
+        warnings.append(
+            f"version {header.version} does not say which weights made it: only the layout and "
+            "the size were checked"
+        )
+    if not exact:
+        warnings.append(f"continues, not bit-exact ({id_})")
+    return "; ".join(warnings) or None
+
+
+def show_snapshot(path: Path, *, key: Key | None = None) -> Shown:
+    """What a file says and whether its bytes are whole; needs no model.
+
+    Without its key, an encrypted file's digests are verified and its secrets are not looked at.
+    Raises like `read_snapshot` if already the header or the size is wrong, or the key.
+    """
+    with open_source(path) as source:
+        header = source.header
+        cipher = source.unlock(key) if key else None
+        checks = [Check("header", "pass", "complete and of the right size")]
+        try:
+            source.verify(cipher)
+            checks.append(_verified(source))
+        except SnapshotCorruptError as error:
+            checks.append(Check("digests", "fail", str(error)))
+        if header.encryption:
+            detail = "opened with the key" if cipher else "give the key to check what it protects"
+            whole = checks[-1].result == "pass"
+            checks.append(Check("encryption", "pass" if cipher and whole else "note", detail))
+    return Shown(header, source.bytes, tuple(checks))
+
+
+def _verified(source: Source) -> Check:
+    if not source.header.has_digests:
+        return Check("digests", "note", f"version {source.header.version} has none")
+    return Check("digests", "pass", f"{source.header.chunk_count} chunks as they were written")

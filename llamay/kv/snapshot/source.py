@@ -1,0 +1,174 @@
+"""An open snapshot file: sizes checked before allocating, chunks verified and read ahead."""
+
+import os
+import stat
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from llamay.errors import SnapshotError, SnapshotKeyError
+from llamay.kv.snapshot.encryption import Cipher, Key, open_encryption
+from llamay.kv.snapshot.format import (
+    DIGEST_BYTES,
+    LEGACY_VERSION,
+    PREAMBLE_BYTES,
+    damaged,
+    decode_header,
+    decode_preamble,
+    digest,
+)
+from llamay.mlx_kernels import ByteArray, Float32Array
+
+READ_AHEAD = 3  # chunks
+
+
+class Source:
+    """A file whose header and size are as they should be; made by `open_source`.
+
+    bytes: its size
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self.bytes = os.fstat(descriptor).st_size
+        start = self._read(0, min(PREAMBLE_BYTES, self.bytes))
+        version, header_bytes = decode_preamble(path, start)
+        self._body = PREAMBLE_BYTES + header_bytes
+        self._preamble = self._read(0, self._body)
+        self._digests: list[bytes] = []
+        if version == LEGACY_VERSION:
+            self.header = decode_header(path, version, self._preamble[PREAMBLE_BYTES:])
+            self._check_size(0)
+        else:
+            self._read_digests(version)
+
+    def _read_digests(self, version: int) -> None:
+        """Verifies the header and the chunks' digests, and sets `header`."""
+        stored = self._read(self._body, DIGEST_BYTES)
+        if stored != digest(self._preamble):
+            raise damaged(self._path, "the header's digest differs")
+        self.header = decode_header(self._path, version, self._preamble[PREAMBLE_BYTES:])
+        self._body += DIGEST_BYTES
+        count = self.header.chunk_count
+        self._check_size((count + 1) * DIGEST_BYTES)
+        table = self._read(self._body + self.header.body_bytes, count * DIGEST_BYTES)
+        over_all = self._read(self.bytes - DIGEST_BYTES, DIGEST_BYTES)
+        if over_all != digest(self._preamble, stored, table):
+            raise damaged(self._path, "the digest over all differs")
+        self._digests = [table[i : i + DIGEST_BYTES] for i in range(0, len(table), DIGEST_BYTES)]
+
+    def _check_size(self, digest_bytes: int) -> None:
+        expected = self._body + self.header.body_bytes + digest_bytes
+        if expected != self.bytes:
+            raise damaged(
+                self._path, f"expected {expected} bytes by its header, found {self.bytes}"
+            )
+
+    def unlock(self, key: Key | None) -> Cipher | None:
+        """The cipher of an encrypted file, None for another.
+
+        Raises SnapshotKeyError if the key is missing, wrong or has nothing to open: who gives a key
+        relies on what it authenticates.
+        """
+        if self.header.encryption is not None:
+            return open_encryption(self._path, self.header.encryption, key)
+        if key is not None:
+            raise SnapshotKeyError(
+                f"{self._path}: the snapshot is not encrypted, and a key was given; leave it out"
+            )
+        return None
+
+    def head(self, cipher: Cipher | None) -> tuple[list[int], Float32Array | None]:
+        """The tokens and the last logits."""
+        header = self.header
+        data = self._chunk(0, np.empty(header.chunk_bytes(0), dtype=np.uint8), cipher)
+        tokens = data[: 4 * header.tokens].view("<i4")
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < header.vocab_size:
+            raise damaged(self._path, f"it has tokens outside 0 to {header.vocab_size - 1}")
+        if not header.logits:
+            return tokens.tolist(), None
+        logits = data[4 * header.tokens :].view("<f4").astype(np.float32)
+        if not np.isfinite(logits).all():
+            raise damaged(self._path, "it has logits that are not finite")
+        return tokens.tolist(), logits
+
+    def chunks(self, cipher: Cipher | None) -> Generator[tuple[int, ByteArray], None, None]:
+        """Every chunk of rows and its index: [bytes], valid until the next is asked for.
+
+        The next ones are read and verified on another thread meanwhile. Close it before the file.
+        """
+        header = self.header
+        largest = header.chunk_bytes(1) if header.tokens else 0
+        buffers = [np.empty(largest, dtype=np.uint8) for _ in range(READ_AHEAD + 1)]
+        pending: deque[Future[ByteArray]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-read") as thread:
+            for ahead in range(1, header.chunk_count + READ_AHEAD):
+                if ahead < header.chunk_count:
+                    buffer = buffers[ahead % len(buffers)][: header.chunk_bytes(ahead)]
+                    pending.append(thread.submit(self._chunk, ahead, buffer, cipher))
+                if ahead > READ_AHEAD:
+                    yield ahead - READ_AHEAD, pending.popleft().result()
+
+    def verify(self, cipher: Cipher | None) -> None:
+        """Reads and verifies all; with a cipher or without encryption, tokens and logits too."""
+        if cipher or not self.header.encryption:
+            self.head(cipher)
+        else:
+            self._chunk(0, np.empty(self.header.chunk_bytes(0), dtype=np.uint8), None)
+        with closing(self.chunks(cipher)) as chunks:
+            for _ in chunks:
+                pass
+
+    def _chunk(self, chunk: int, buffer: ByteArray, cipher: Cipher | None) -> ByteArray:
+        """Reads a chunk, verifies and decrypts it; `buffer` has its stored size."""
+        offset = self._body
+        if chunk:  # all chunks of rows but the last have the size of the first
+            offset += self.header.chunk_bytes(0) + (chunk - 1) * self.header.chunk_bytes(1)
+        self._read_into(buffer.data, offset)
+        if self._digests and self._digests[chunk] != digest(buffer.data):
+            raise damaged(self._path, f"the digest of chunk {chunk} differs")
+        if cipher is None:
+            return buffer
+        count = self.header.chunk_count
+        return np.frombuffer(
+            cipher.decrypt(self._path, self._preamble, chunk, count, buffer.data),
+            dtype=np.uint8,
+        )
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if offset + size > self.bytes:
+            raise damaged(self._path, f"expected {offset + size} bytes or more, found {self.bytes}")
+        data = bytearray(size)
+        self._read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def _read_into(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            count = os.preadv(self._descriptor, [buffer], offset)
+            if count == 0:
+                raise damaged(self._path, "it became shorter while it was read")
+            buffer, offset = buffer[count:], offset + count
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[Source]:
+    """The snapshot at `path`, its header and size checked.
+
+    Raises SnapshotError if it cannot be read, SnapshotCorruptError or SnapshotVersionError.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SnapshotError(f"{path}: expected a snapshot file, found something else")
+            yield Source(path, descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SnapshotError(
+            f"{path}: the snapshot cannot be read ({error.strerror}); check the path"
+        ) from error
