@@ -3,18 +3,21 @@
 One thread at a time; `Control.cancel` may come from any.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from llamay.errors import ContextFullError, UsageError
 from llamay.events import Event, Finished, FinishReason, PrefillProgress, TextDelta
 from llamay.formats import KVPrecision
 from llamay.gguf import open_gguf
-from llamay.hub import DEFAULT_MODEL, Progress, resolve
+from llamay.hub import DEFAULT_MODEL, Progress, resolve, weights_digest
 from llamay.kv import Cache, Context
-from llamay.mlx_kernels import Control, Float32Array, KernelSet, load_kernels
+from llamay.kv.snapshot import Identity
+from llamay.mlx_kernels import Control, Float32Array, KernelSet, load_kernels, numerics_id
 from llamay.model.decoder import Decoder, Rows
 from llamay.sampling import SamplingParams, choose
 from llamay.tokenizer import ChatTemplate, StreamingDecoder, Tokenizer
@@ -22,6 +25,11 @@ from llamay.tokenizer import ChatTemplate, StreamingDecoder, Tokenizer
 STEP_SECONDS = 0.05  # a prefill step's size is chosen to last about this long
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 32, 512
 MAX_PAGE_TOKENS = 1024
+
+
+def machine_memory() -> int:
+    """Bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
@@ -99,9 +107,12 @@ class Engine:
         page_tokens: int = 64,
         precision: KVPrecision = KVPrecision.F32,
         context_size: int | None = None,
+        budget_bytes: int | None = None,
     ) -> None:
-        """source names the model's file in messages; context_size defaults to the model's own.
+        """source is the path of the model's file.
 
+        context_size: most tokens in a context; None takes the model's own
+        budget_bytes: most memory for keys and values; None takes half of the machine's
         Raises UsageError for a page size that the kernels do not take.
         """
         if page_tokens not in range(16, MAX_PAGE_TOKENS + 1, 16):
@@ -115,7 +126,13 @@ class Engine:
         self.tokenizer = tokenizer
         self.source = source
         self.context_size = context_size or decoder.spec.context_length
-        self.cache = Cache(decoder.kernels, decoder.layout(page_tokens, precision))
+        layout = decoder.layout(page_tokens, precision)
+        self.cache = Cache(
+            decoder.kernels,
+            layout,
+            numerics=numerics_id(decoder.kernels, layout),
+            budget_bytes=machine_memory() // 2 if budget_bytes is None else budget_bytes,
+        )
         self._template: str | None = None
         self._step_tokens = MIN_STEP_TOKENS
 
@@ -129,6 +146,7 @@ class Engine:
         page_tokens: int = 64,
         precision: KVPrecision = KVPrecision.F32,
         context_size: int | None = None,
+        budget_bytes: int | None = None,
         progress: Progress = _silent,
     ) -> "Engine":
         """Opens a model by path or name; the default one is pulled if it is not here.
@@ -149,6 +167,7 @@ class Engine:
                 page_tokens=page_tokens,
                 precision=precision,
                 context_size=context_size,
+                budget_bytes=budget_bytes,
             )
             engine._template = file.metadata.get("tokenizer.chat_template")
         if engine.tokenizer.vocab_size > decoder.vocab_size:
@@ -157,6 +176,20 @@ class Engine:
                 f"{decoder.vocab_size}; use another conversion of the model"
             )
         return engine
+
+    def identity(self, progress: Progress = _silent) -> Identity:
+        """What this model's contexts belong to. The first call may hash the whole file."""
+        return Identity(
+            self.decoder.spec.architecture,
+            self.decoder.vocab_size,
+            self.decoder.layout_sha256,
+            weights_digest(Path(self.source), progress),
+        )
+
+    def decoder_on(self, kernels: KernelSet) -> Decoder:
+        """The same model on other kernels. Raises GGUFError if its file has become unreadable."""
+        with open_gguf(self.source) as file:
+            return Decoder(file, kernels)
 
     def chat_template(self) -> ChatTemplate:
         """The file's chat template. Raises TemplateError if it has none or a broken one."""
@@ -199,6 +232,7 @@ class Engine:
             done += len(chunk)
             yield PrefillProgress(len(ids), 0, done, time.perf_counter() - begun)
         if ids:
+            context.logits = logits[0]
             yield Branch(context, logits[0])
 
     def read(self, context: Context, ids: Sequence[int], control: Control | None = None) -> Branch:
@@ -208,9 +242,18 @@ class Engine:
                 return event
         raise UsageError("prompt: expected at least one token, found none")
 
+    def resume(self, context: Context) -> Branch:
+        """The branch of a context that holds tokens: its own last logits, or computed again.
+
+        Nothing is written and no page is copied.
+        """
+        if context.logits is None:
+            context.logits = self.decoder.last_logits(self.cache, context)
+        return Branch(context, context.logits)
+
     def fork(self, branch: Branch) -> Branch:
         """A branch that continues from here; no page is copied."""
-        return Branch(self.cache.fork(branch.context), branch.logits)
+        return Branch(branch.context.fork(), branch.logits)
 
     def generate(
         self,

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from llamay.cli.options import MODEL_FLAGS, SAMPLING_FLAGS, flags, load_engine
+from llamay.cli.options import ModelOptions, model_flags, sampling_flags
 from llamay.cli.output import say, terminal_text
 from llamay.errors import ContextFullError, UsageError
 from llamay.events import Finished, TextDelta
@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command("chat")
-@flags(SAMPLING_FLAGS, MODEL_FLAGS)
-def command(
-    model: str | None,
-    device: str,
-    threads: int | None,
-    kv: str,
-    page_tokens: int,
-    ctx_size: int | None,
-    **sampling: Any,
-) -> None:
+@sampling_flags
+@model_flags
+def command(params: "SamplingParams", options: ModelOptions) -> None:
     """Chat with a model. Ctrl+C stops an answer, Ctrl+D ends."""
-    from llamay.sampling import SamplingParams
-
-    params = SamplingParams(**sampling)
-    engine = load_engine(model, device, threads, kv, page_tokens, ctx_size)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8")  # whatever the locale says, and strictly
+    engine = options.load()
     chat = _Chat(engine, params)
     say(f"{engine.decoder.spec.name} · {engine.decoder.kernels.name} · Ctrl+D ends")
     while (text := _next_message()) is not None:

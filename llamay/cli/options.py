@@ -1,6 +1,9 @@
-"""Flags that several commands share."""
+"""Flags that several commands share, gathered into one argument each."""
 
+import functools
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -10,10 +13,62 @@ from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Engine
+    from llamay.sampling import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-MODEL_FLAGS = (
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class ByteCount(click.ParamType[int]):
+    """A size such as 512M or 8G, in binary units."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
+        if match is None:
+            self.fail(f"expected a size such as 512M or 8G, found {value!r}", param, ctx)
+        return int(match[1]) * _UNITS[match[2].upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What the model flags ask for; names are the flags'."""
+
+    model: str | None
+    device: str
+    threads: int | None
+    kv: str
+    page_tokens: int
+    ctx_size: int | None
+    ctx_mem_budget: int | None
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it."""
+        from llamay.hub import DEFAULT_MODEL
+
+        return self.model or DEFAULT_MODEL
+
+    def load(self) -> "Engine":
+        """Opens the model, with a bar on the terminal if something is fetched."""
+        from llamay.engine import Engine
+
+        with progress_bar() as progress:
+            return Engine.load(
+                self.name,
+                device=self.device,
+                threads=self.threads,
+                page_tokens=self.page_tokens,
+                precision=KVPrecision(self.kv),
+                context_size=self.ctx_size,
+                budget_bytes=self.ctx_mem_budget,
+                progress=progress,
+            )
+
+
+_MODEL_FLAGS = (
     click.option("-m", "--model", default=None, help="Path of a .gguf, or a name [smollm2:135m]."),
     click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto"),
     click.option("--threads", type=click.IntRange(1, 1024), help="[the processor's cores]"),
@@ -26,9 +81,14 @@ MODEL_FLAGS = (
     ),
     click.option("--page-tokens", type=int, default=64, show_default=True),
     click.option("--ctx-size", type=int, help="Most tokens in a context [the model's own]."),
+    click.option(
+        "--ctx-mem-budget",
+        type=ByteCount(),
+        help="Most memory for keys and values [half of the machine's].",
+    ),
 )
 
-SAMPLING_FLAGS = (
+_SAMPLING_FLAGS = (
     click.option("--temperature", type=float, default=0.8, show_default=True, help="0: greedy."),
     click.option("--top-k", type=int, default=40, show_default=True, help="0 keeps all."),
     click.option("--top-p", type=float, default=0.95, show_default=True),
@@ -42,37 +102,38 @@ SAMPLING_FLAGS = (
 )
 
 
-def flags(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
-    """Adds groups of flags to a command, in the order given."""
-
-    def decorate(command: Command) -> Command:
-        for group in reversed(groups):
-            for option in reversed(group):
-                command = option(command)
-        return command
-
-    return decorate
+def model_flags(command: Command) -> Command:
+    """Gives a command the model flags, as one argument `options: ModelOptions`."""
+    return _gathered(command, _MODEL_FLAGS, "options", ModelOptions)
 
 
-def load_engine(
-    model: str | None,
-    device: str,
-    threads: int | None,
-    kv: str,
-    page_tokens: int,
-    ctx_size: int | None,
-) -> "Engine":
-    """The engine for the model flags, with a bar on the terminal if something is fetched."""
-    from llamay.engine import Engine
-    from llamay.hub import DEFAULT_MODEL
+def sampling_flags(command: Command) -> Command:
+    """Gives a command the sampling flags, as one argument `params: SamplingParams`."""
+    return _gathered(command, _SAMPLING_FLAGS, "params", _sampling_params)
 
-    with progress_bar() as progress:
-        return Engine.load(
-            model or DEFAULT_MODEL,
-            device=device,
-            threads=threads,
-            page_tokens=page_tokens,
-            precision=KVPrecision(kv),
-            context_size=ctx_size,
-            progress=progress,
-        )
+
+def _sampling_params(**values: Any) -> "SamplingParams":
+    from llamay.sampling import SamplingParams
+
+    return SamplingParams(**values)
+
+
+def _gathered(
+    command: Command,
+    options: tuple[Callable[[Any], Any], ...],
+    argument: str,
+    gather: Callable[..., Any],
+) -> Command:
+    """`command` with these options, whose values `gather` turns into its one `argument`."""
+    before = len(getattr(command, "__click_params__", []))
+
+    @functools.wraps(command)
+    def gathering(**values: Any) -> Any:
+        own = {name: values.pop(name) for name in names}
+        return command(**values, **{argument: gather(**own)})
+
+    for option in reversed(options):
+        option(gathering)
+    params: list[click.Parameter] = gathering.__click_params__  # type: ignore[attr-defined]
+    names = [str(param.name) for param in params[before:]]
+    return gathering  # type: ignore[return-value]

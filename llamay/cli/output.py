@@ -7,10 +7,12 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from llamay.hub import Progress
 
 
@@ -84,6 +86,15 @@ def format_bytes(count: int) -> str:
     return f"{size:.1f} {units[0]}"
 
 
+def format_time(seconds: float) -> str:
+    """A duration with three digits or so."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.1f} us"
+
+
 @contextmanager
 def progress_line() -> Iterator[Callable[[str, float], None]]:
     """Gives a function that shows a line on stderr, if that is a terminal; it is gone at the end.
@@ -108,24 +119,20 @@ def progress_line() -> Iterator[Callable[[str, float], None]]:
 
 @contextmanager
 def progress_bar() -> Iterator["Progress"]:
-    """Gives a callback for the hub that draws a bar on stderr, if that is a terminal."""
+    """Gives a callback for the hub that draws a bar on stderr, if that is a terminal.
+
+    Nothing is drawn, nor `rich` imported, before there is progress.
+    """
     if not sys.stderr.isatty():
         yield lambda label, done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with ExitStack() as stack:
+        bar: Bar | None = None
         tasks: dict[str, Any] = {}
 
         def show(label: str, done: int, total: int | None) -> None:
+            nonlocal bar
+            bar = bar or stack.enter_context(_new_bar())
             if label not in tasks:
                 for task in tasks.values():
                     bar.update(task, visible=False)
@@ -133,6 +140,19 @@ def progress_bar() -> Iterator["Progress"]:
             bar.update(tasks[label], completed=done, total=total)
 
         yield show
+
+
+def _new_bar() -> "Bar":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _print_rich_table(columns: Sequence[str], cells: list[list[str]]) -> None:

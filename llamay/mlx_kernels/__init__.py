@@ -205,6 +205,14 @@ class KernelSet(Protocol):
         """Name shown to users, such as `cpu avx512-vnni`."""
 
     @property
+    def exact(self) -> bool:
+        """Whether it keeps the numerics contract."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that run a step, the caller's among them."""
+
+    @property
     def numerics_id(self) -> str:
         """Equal for kernel sets whose contexts continue each other's, if of one KV precision."""
 

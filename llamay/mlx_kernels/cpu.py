@@ -42,6 +42,11 @@ ALIGNMENT = 64
 Matrix = tuple[int, int, int, memoryview]
 
 
+def kernel_set_names() -> list[str]:
+    """The instruction sets that this processor has kernels for, best first."""
+    return _cpu.kernel_sets()
+
+
 def kernel_set_name() -> str:
     """The instruction set in use: $LLAMAY_ISA, or the best this processor has.
 
@@ -64,8 +69,11 @@ def available_threads() -> int:
 class CpuKernels:
     """Implements `KernelSet`; exact. Several may exist, each with its own threads."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.kernel_set = kernel_set_name()
+    exact = True
+
+    def __init__(self, threads: int | None = None, kernel_set: str | None = None) -> None:
+        """kernel_set: one of `kernel_set_names`; None takes $LLAMAY_ISA or the best."""
+        self.kernel_set = kernel_set or kernel_set_name()
         self._pool = _cpu.Pool(threads or available_threads())
 
     @property

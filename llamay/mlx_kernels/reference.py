@@ -41,7 +41,9 @@ HIGHEST_SCALE = np.float32(float.fromhex("0x1.0204p121"))  # 127 times the next 
 class ReferenceKernels:
     """Implements `KernelSet`; not exact."""
 
+    exact = False
     name = "reference"
+    threads = 1
     numerics_id = f"reference-v{CONTRACT_VERSION}"
 
     def prepare(self, program: Program) -> RunStep:

@@ -1,5 +1,7 @@
 """Compiles a spec and its weights into a program, and runs it on rows of contexts."""
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -116,6 +118,12 @@ def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | Non
     return factors
 
 
+def layout_digest(file: GGUFFile) -> str:
+    """SHA-256, in hex, of the names and shapes of all tensors; formats and values play no part."""
+    tensors = sorted((tensor.name, tensor.shape) for tensor in file.tensors.values())
+    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
+
+
 class Decoder:
     """A model ready to run. One thread at a time; `Control.cancel` may come from any."""
 
@@ -127,6 +135,8 @@ class Decoder:
         program = compile_program(self.spec, file)
         self.vocab_size = program.vocab_size
         self.num_operations = len(program.operations)
+        self.layout_sha256 = layout_digest(file)
+        self.weights_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
         self._run = kernels.prepare(program)
 
     def layout(self, page_tokens: int, precision: KVPrecision = KVPrecision.F32) -> KVLayout:
@@ -167,6 +177,27 @@ class Decoder:
             for rows in batch:
                 rows.context.commit(rows.tokens)
         return logits
+
+    def last_logits(self, cache: Cache, context: Context) -> Float32Array:
+        """[vocab_size] float32 of the context's last position, computed from what it holds.
+
+        Writes nothing. Raises ValueError for an empty context.
+        """
+        if context.length == 0:
+            raise ValueError("an empty context has no last position")
+        with context.in_use():
+            step = Step(
+                tokens=np.array([context.tokens[-1]], dtype=np.int32),
+                positions=np.array([context.length - 1], dtype=np.int32),
+                contexts=np.zeros(1, dtype=np.int32),
+                writes=np.zeros(1, dtype=np.bool_),
+                page_table=np.array([context.page_ids], dtype=np.int32),
+                logit_rows=np.zeros(1, dtype=np.int32),
+            )
+            logits = self._run(step, cache.store.slabs, Control())
+        assert logits is not None, "nobody can cancel it"
+        last: Float32Array = logits[0]
+        return last
 
 
 def _assemble(batch: Sequence[Rows]) -> Step:

@@ -1,0 +1,251 @@
+"""`llamay ctx`: contexts as files: build, fork, show, resume, convert."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamay.cli.answers import prompt_text, read_prompt, stream_answers
+from llamay.cli.options import ModelOptions, model_flags, sampling_flags
+from llamay.cli.output import format_bytes, format_time, print_json, printable, say
+from llamay.errors import UsageError
+from llamay.formats import KVPrecision
+
+if TYPE_CHECKING:
+    from llamay.engine import Branch, Engine
+    from llamay.kv import Context
+    from llamay.kv.snapshot import Header, Key
+    from llamay.sampling import SamplingParams
+
+_PATH = click.Path(path_type=Path)
+_PRECISIONS = click.Choice([precision.value for precision in KVPrecision])
+_key_flag = click.option(
+    "--context-key", type=_PATH, metavar="FILE", help="32 random bytes that encrypt the file."
+)
+_json_flag = click.option("--json", "as_json", is_flag=True, help="Print an object.")
+_input_flag = click.option("-i", "--input", "source", type=_PATH, required=True)
+
+
+@click.group("ctx")
+def command() -> None:
+    """Contexts as files: build, fork, show, resume, convert."""
+
+
+@command.command("build")
+@click.option("-p", "--prompt", help="The text to read.")
+@click.option("--file", "file", type=_PATH, help="Text that goes before -p.")
+@click.option("-o", "--output", "target", type=_PATH, required=True)
+@_key_flag
+@_json_flag
+@model_flags
+def build(
+    prompt: str | None,
+    file: Path | None,
+    target: Path,
+    context_key: Path | None,
+    as_json: bool,
+    options: ModelOptions,
+) -> None:
+    """Read a text and save the context."""
+    from llamay.kv.snapshot import write_snapshot
+
+    text, key = prompt_text(prompt, file), _read_key(context_key)
+    engine = options.load()
+    ids = engine.encode_prompt(text)
+    start = time.perf_counter()
+    branch = read_prompt(engine, engine.cache.new_context(), ids)
+    prefill_s = time.perf_counter() - start
+    saved = write_snapshot(branch.context, target, engine.identity(), key=key)
+    if as_json:
+        figures = {"tokens": len(ids), "prefill_s": prefill_s, "save_s": saved.seconds}
+        print_json({"path": str(target), "bytes": saved.bytes, **figures})
+        return
+    click.echo(f"prefilled {len(ids)} tokens in {format_time(prefill_s)}")
+    click.echo(f"saved {target} ({format_bytes(saved.bytes)}) in {format_time(saved.seconds)}")
+
+
+@command.command("fork")
+@_input_flag
+@click.option("-n", "count", type=click.IntRange(1, 2**16), default=8, show_default=True)
+@_key_flag
+@_json_flag
+@model_flags
+def fork(
+    source: Path, count: int, context_key: Path | None, as_json: bool, options: ModelOptions
+) -> None:
+    """Restore a context and fork it."""
+    engine = options.load()
+    context = _restore(engine, source, context_key)
+    before, pages = engine.cache.live_pages, len(context.page_ids)
+    start = time.perf_counter()
+    branches = [context.fork() for _ in range(count)]
+    seconds = time.perf_counter() - start
+    page_bytes = engine.cache.store.page_bytes
+    held, copied = engine.cache.live_pages * page_bytes, (count + 1) * pages * page_bytes
+    figures = {
+        "source": str(source),
+        "tokens": context.length,
+        "pages": pages,
+        "branches": len(branches),
+        "seconds": seconds,
+        "pages_allocated": engine.cache.live_pages - before,
+        "pages_a_copy_would_need": count * pages,
+        "memory_bytes": held,
+        "copy_memory_bytes": copied,
+    }
+    if as_json:
+        print_json(figures)
+        return
+    _print_pairs(
+        ("source", f"{source}, {context.length} tokens, {pages} pages"),
+        ("branches", f"{count} in {format_time(seconds)} ({format_time(seconds / count)} each)"),
+        ("pages allocated", str(figures["pages_allocated"])),
+        ("pages a copy would need", str(figures["pages_a_copy_would_need"])),
+        ("memory held", f"{format_bytes(held)} (copies would hold {format_bytes(copied)})"),
+    )
+
+
+@command.command("show")
+@click.argument("source", type=_PATH)
+@_key_flag
+@_json_flag
+@click.pass_context
+def show(ctx: click.Context, source: Path, context_key: Path | None, as_json: bool) -> None:
+    """Show a file's header and check its bytes; needs no model. Exits with 1 if it is damaged."""
+    from llamay.kv.snapshot import show_snapshot
+
+    shown = show_snapshot(source, key=_read_key(context_key))
+    fields = {"path": str(source), "bytes": shown.bytes, **_header_fields(shown.header)}
+    checks = [
+        {"check": check.name, "result": check.result, "detail": check.detail}
+        for check in shown.checks
+    ]
+    if as_json:
+        print_json({**fields, "checks": checks})
+    else:
+        _print_pairs(*((name.replace("_", " "), str(value)) for name, value in fields.items()))
+        _print_pairs(*((row["check"], f"{row['result']}: {row['detail']}") for row in checks))
+    if any(check["result"] == "fail" for check in checks):
+        ctx.exit(1)
+
+
+@command.command("resume")
+@_input_flag
+@click.option("-p", "--prompt", help="Text to read before going on.")
+@_key_flag
+@click.option("--allow-legacy-snapshots", is_flag=True, help="Restore version 2 by layout alone.")
+@_json_flag
+@sampling_flags
+@model_flags
+def resume(
+    source: Path,
+    prompt: str | None,
+    context_key: Path | None,
+    allow_legacy_snapshots: bool,
+    as_json: bool,
+    params: "SamplingParams",
+    options: ModelOptions,
+) -> None:
+    """Continue from a file, reading more text first if there is any; nothing is read again."""
+    engine = options.load()
+    start = time.perf_counter()
+    context = _restore(engine, source, context_key, allow_legacy_snapshots)
+    restored = context.length
+    say(f"resumed {restored} tokens in {format_time(time.perf_counter() - start)}")
+    branch: Branch
+    if prompt:
+        branch = read_prompt(engine, context, engine.tokenizer.encode(prompt))
+    else:
+        branch = engine.resume(context)
+    start = time.perf_counter()
+    (choice,) = stream_answers(engine, [branch], [params], show=not as_json)
+    if as_json:
+        timings = {"decode_s": time.perf_counter() - start, "decode_tokens": len(choice.ids)}
+        print_json(
+            {
+                "model": options.name,
+                "cached_tokens": restored,
+                "choices": [vars(choice)],
+                "timings": timings,
+            }
+        )
+
+
+@command.command("convert")
+@click.argument("source", type=_PATH)
+@click.option("-o", "--output", "target", type=_PATH, required=True)
+@click.option("--kv", type=_PRECISIONS, help="Precision of the new file [as it is].")
+@_key_flag
+@click.option("--output-key", type=_PATH, metavar="FILE", help="Encrypts the new file [none].")
+@_json_flag
+def convert(
+    source: Path,
+    target: Path,
+    kv: str | None,
+    context_key: Path | None,
+    output_key: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a file again in another precision, encrypted or not; needs no model."""
+    from llamay.kv.snapshot import convert_snapshot
+
+    saved = convert_snapshot(
+        source,
+        target,
+        kv=KVPrecision(kv) if kv else None,
+        key=_read_key(context_key),
+        target_key=_read_key(output_key),
+    )
+    if as_json:
+        print_json({"path": str(target), "bytes": saved.bytes, "seconds": saved.seconds})
+        return
+    click.echo(f"saved {target} ({format_bytes(saved.bytes)}) in {format_time(saved.seconds)}")
+
+
+def _read_key(path: Path | None) -> "Key | None":
+    from llamay.kv.snapshot import Key
+
+    return Key.from_file(path) if path else None
+
+
+def _restore(
+    engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool = False
+) -> "Context":
+    from llamay.kv.snapshot import read_snapshot
+
+    restored = read_snapshot(
+        engine.cache,
+        source,
+        engine.identity(),
+        key=_read_key(context_key),
+        allow_legacy=allow_legacy,
+    )
+    if restored.warning:
+        say(f"{source}: {restored.warning}")
+    if restored.context.length == 0:
+        raise UsageError(f"{source}: expected a context with tokens, found an empty one")
+    return restored.context
+
+
+def _header_fields(header: "Header") -> dict[str, Any]:
+    return {
+        "version": header.version,
+        "llamay": header.llamay,
+        "architecture": header.architecture,
+        "layout_sha256": header.layout_sha256,
+        "weights_sha256": header.weights_sha256,
+        "numerics": header.numerics,
+        "precision": header.precision.value,
+        "tokens": header.tokens,
+        "logits": header.logits > 0,
+        "owner": header.owner,
+        "marking": header.marking,
+        "encrypted": header.encryption is not None,
+    }
+
+
+def _print_pairs(*pairs: tuple[str, str]) -> None:
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        click.echo(f"{name.ljust(width)}   {printable(value)}")
