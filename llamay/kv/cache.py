@@ -93,7 +93,7 @@ class Cache:
     def room(self) -> tuple[int | None, int]:
         """Pages that the budget leaves free, None if it has no bound; those only the tree keeps."""
         with self._lock:
-            self.store.release_orphans()
+            self._trim()
             ids, most = self.store.ids, self.store.max_pages
             return None if most is None else most - ids.live, ids.tree_only
 

@@ -268,6 +268,10 @@ def test_the_bound_holds_after_contexts_were_collected() -> None:
     del context
     cache.check()
     assert_empty(cache)
+    context = retain(cache, range(2 * PAGE), close=False)
+    del context
+    cache.room()
+    assert_empty(cache)
     context, other = retain(cache, range(2 * PAGE), close=False), cache.new_context()
     del context
     append(cache, other, [1])
