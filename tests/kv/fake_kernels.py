@@ -16,11 +16,12 @@ from llamay.mlx_kernels import Program, RunStep, Slabs
 Rows = NDArray[np.uint8]
 
 HALF_BITS = 11
+HEAD_DIM = 16
 
 
 def layout_of(page_tokens: int, precision: KVPrecision = KVPrecision.F32) -> KVLayout:
-    """The smallest layout: a key and a value of one number each."""
-    return KVLayout(1, 1, 1, page_tokens, precision)
+    """A small layout: a key and a value, of which only the first element is not zero."""
+    return KVLayout(1, 1, HEAD_DIM, page_tokens, precision)
 
 
 class FakeKernels:
@@ -31,6 +32,8 @@ class FakeKernels:
     """
 
     name = "fake"
+    exact = True
+    threads = 1
     numerics_id = "fake"
 
     def __init__(self) -> None:
@@ -79,15 +82,17 @@ class FakeKernels:
 
 def encode(values: Sequence[int], precision: KVPrecision) -> Rows:
     """[count] -> [count, row_bytes] of `layout_of` this precision."""
-    numbers = np.asarray(values, np.int64)[:, None]
+    numbers = np.asarray(values, np.int64)
     halves = (numbers >> HALF_BITS, numbers & ((1 << HALF_BITS) - 1))
     parts = []
     for half, element in zip(halves, precision.elements, strict=True):
-        if element == "i1":  # the largest of a vector, here its only element, is 127 steps
-            parts.append((half.astype("<f4") / np.float32(127)).view(np.uint8))
-            parts.append(np.where(half > 0, 127, 0).astype(np.uint8))
-        else:
-            parts.append(half.astype("<" + element).view(np.uint8))
+        first = half
+        if element == "i1":  # the largest of a vector is 127 steps
+            parts.append((half.astype("<f4") / np.float32(127))[:, None].view(np.uint8))
+            first = np.where(half > 0, 127, 0)
+        vector = np.zeros((len(numbers), HEAD_DIM), "<" + element)
+        vector[:, 0] = first
+        parts.append(vector.view(np.uint8))
     return np.concatenate(parts, axis=1)
 
 
@@ -95,14 +100,15 @@ def decode(rows: Rows, precision: KVPrecision) -> list[float]:
     """The reverse of `encode`; NaN where nothing was written."""
     halves, at = [], 0
     for element in precision.elements:
-        size = 4 if element == "i1" else int(element[1])
-        kind = "<f4" if element == "i1" else "<" + element
-        half = np.ascontiguousarray(rows[:, at : at + size]).view(kind)[:, 0].astype(np.float64)
-        at += size
+        scale = None
         if element == "i1":
-            half = np.rint(half * rows[:, at].view(np.int8))
-            at += 1
-        halves.append(half)
+            scale = np.ascontiguousarray(rows[:, at : at + 4]).view("<f4")[:, 0]
+            at += 4
+        size = HEAD_DIM * int(element[1])
+        vector = np.ascontiguousarray(rows[:, at : at + size]).view("<" + element)
+        half = vector[:, 0].astype(np.float64)
+        halves.append(half if scale is None else np.rint(half * scale))
+        at += size
     numbers: list[float] = (halves[0] * (1 << HALF_BITS) + halves[1]).tolist()
     return numbers
 

@@ -1,8 +1,10 @@
 """Runs a cache and the reference model side by side and compares them after every operation."""
 
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from llamay.errors import BudgetError
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
+from llamay.kv.snapshot import Identity, read_snapshot, write_snapshot
 from tests.kv.fake_kernels import (
     FakeKernels,
     assert_empty,
@@ -23,6 +26,8 @@ OWN, OTHER = "own", "other"  # numerics ids
 TOKENS = (0, 1, 2)  # few, so that sequences often begin alike
 MAX_CONTEXTS = 8
 MAX_PAGES = 5  # of a context
+MAX_SNAPSHOTS = 3
+IDENTITY = Identity("made-up", len(TOKENS), "1a" * 32, "2b" * 32)
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,14 @@ CONFIGS = [
 
 
 class LockStep:
-    """A cache, its model, and the pairs of contexts that belong together."""
+    """A cache, its model, and the pairs of contexts that belong together.
 
-    def __init__(self, config: Config) -> None:
+    folder: for snapshots
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
         self.config = config
+        self.folder = folder
         self.kernels = FakeKernels()
         page_bytes = self.kernels.page_bytes(config.layout)
         budget = config.budget_pages
@@ -78,6 +87,7 @@ class LockStep:
         )
         self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget)
         self.pairs: list[tuple[Context, ModelContext]] = []
+        self.snapshots: list[tuple[Path, ModelContext]] = []
         self.written = 0
 
     # Operations. Indices and positions are taken modulo what there is.
@@ -142,7 +152,7 @@ class LockStep:
     def keep_logits(self, index: int) -> None:
         context, model = self._pair(index)
         (model.logits,) = self._new_values(1)
-        context.logits = np.array([model.logits], np.float32)
+        context.logits = np.full(len(TOKENS), model.logits, np.float32)
 
     def close(self, index: int) -> None:
         context, model = self.pairs.pop(index % len(self.pairs))
@@ -176,6 +186,27 @@ class LockStep:
     def clear_tree(self) -> None:
         self.cache.clear_tree()
         self.model.clear_tree()
+
+    def snapshot(self, index: int, kv: KVPrecision | None) -> None:
+        """Writes a snapshot whose payload loses nothing; the oldest are forgotten."""
+        context, model = self._pair(index)
+        path = self.folder / f"{len(self.snapshots) % MAX_SNAPSHOTS}.llamayctx"
+        write_snapshot(context, path, IDENTITY, kv=kv)
+        self.snapshots = [pair for pair in self.snapshots if pair[0] != path]
+        self.snapshots.insert(0, (path, self.model.copy_of(model)))
+
+    def restore(self, index: int) -> None:
+        """Reads a snapshot back; without room for it, nothing is given up."""
+        path, saved = self.snapshots[index % len(self.snapshots)]
+        try:
+            model = self.model.restore(saved, saved_numerics(saved.numerics))
+        except OutOfBudgetError:
+            with pytest.raises(BudgetError):
+                read_snapshot(self.cache, path, IDENTITY)
+            return
+        again = read_snapshot(self.cache, path, IDENTITY)
+        assert again.exact == (saved.numerics != OTHER)
+        self._add(again.context, model)
 
     # Comparison.
 
@@ -240,19 +271,24 @@ class LockStep:
         return True
 
 
+def saved_numerics(numerics: str) -> str:
+    """The numerics id of a context that comes back: another kernel set's id becomes a mark."""
+    return f"{OWN}+{OTHER}" if numerics == OTHER else numerics
+
+
 def run_random_operations(config: Config, seed: int, operations: int) -> None:
     """One lock-step run of random operations; a failure says which."""
-    lockstep, rng = LockStep(config), random.Random(seed)
-    for number in range(operations):
-        name, operation = _choose(lockstep, rng)
-        try:
-            operation()
-            del operation  # it may hold on to a context
-            lockstep.check()
-        except BaseException as error:
-            error.add_note(f"{config}, seed {seed}, operation {number}: {name}")
-            raise
-    lockstep.finish()
+    with tempfile.TemporaryDirectory() as folder:
+        lockstep, rng = LockStep(config, Path(folder)), random.Random(seed)
+        for number in range(operations):
+            name, operation = _choose(lockstep, rng)
+            try:
+                operation()
+                lockstep.check()
+            except BaseException as error:
+                error.add_note(f"{config}, seed {seed}, operation {number}: {name}")
+                raise
+        lockstep.finish()
 
 
 def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], None]]:
@@ -265,12 +301,15 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
     index, position = rng.randrange(MAX_CONTEXTS), rng.randrange(1 << 20)
     tokens = rng.choices(TOKENS, k=rng.randint(1, 3))
     tail = rng.choices(TOKENS, k=rng.randrange(3))
+    kv = rng.choice((None, lockstep.config.precision))
     operations: list[tuple[int, str, Callable[[], None]]] = []
     if len(lockstep.pairs) < MAX_CONTEXTS:
         operations += [
             (2, "new", lambda: lockstep.new(rng.choice((OWN, OWN, OWN, OTHER)))),
             (6, "match", lambda: lockstep.match(index, position, tail)),
         ]
+        if lockstep.snapshots:
+            operations += [(2, "restore", lambda: lockstep.restore(index))]
     if lockstep.pairs:
         operations += [
             (10, "extend", lambda: lockstep.extend(index, count, tokens)),
@@ -281,6 +320,7 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
             (3, "close", lambda: lockstep.close(index)),
             (2, "drop", lambda: lockstep.drop(index)),
             (7, "retain", lambda: lockstep.retain(index)),
+            (1, "snapshot", lambda: lockstep.snapshot(index, kv)),
         ]
         if len(lockstep.pairs) < MAX_CONTEXTS:
             operations += [(6, "fork", lambda: lockstep.fork(index))]

@@ -100,6 +100,23 @@ class ReferenceModel:
         self.contexts.remove(context)
         self._bound_tree()
 
+    def copy_of(self, context: ModelContext) -> ModelContext:
+        """A copy that nobody holds, as a file would have it."""
+        return replace(self._copy(context, len(context.tokens)), pages=[])
+
+    def restore(self, saved: ModelContext, numerics: str) -> ModelContext:
+        """A context like the saved one, in pages of its own."""
+        pages = self._pages_of(len(saved.tokens))
+        if self.budget_pages is not None:
+            free = self.budget_pages - self.live_pages
+            if pages > free + self.tree_only_pages:
+                raise OutOfBudgetError
+        context = self.new(numerics)
+        self.reserve(context, len(saved.tokens))
+        self.commit(context, saved.tokens, saved.values)
+        context.logits = saved.logits
+        return context
+
     # The tree.
 
     def match(self, tokens: Sequence[int], numerics: str) -> ModelContext:

@@ -192,7 +192,8 @@ def test_a_page_in_every_slab_keeps_it_and_the_last_page_takes_it_away() -> None
 
 
 @pytest.mark.parametrize(
-    ("page_tokens", "pages"), [(64, 64 * 2**20 // 512), (16 * 2**20, 1), (3, 64 * 2**20 // 24)]
+    ("page_tokens", "pages"),
+    [(64, 8192), (16 * 2**20, 1), (3, 174762)],  # of 128 bytes a position
 )
 def test_a_slab_holds_as_many_pages_as_fit_in_64_mib_and_at_least_one(
     page_tokens: int, pages: int

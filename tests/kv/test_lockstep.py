@@ -1,10 +1,14 @@
 """Random operations on a cache, in lock step with a model that shares nothing."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from llamay.kv.snapshot import files
 from tests.kv.lockstep import (
     CONFIGS,
     MAX_CONTEXTS,
@@ -16,8 +20,15 @@ from tests.kv.lockstep import (
     run_random_operations,
 )
 
-SEEDS, OPERATIONS = 5, 120
+SEEDS, OPERATIONS = 4, 100
 DEEP_SEEDS, DEEP_OPERATIONS = 500, 400
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of snapshots are written here, and none has to outlive a power loss."""
+    monkeypatch.setattr(files, "_to_disk", lambda descriptor: None)
+    monkeypatch.setattr(files, "_folder_to_disk", lambda folder: None)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -56,9 +67,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     lockstep: LockStep | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+
     @initialize(config=st.sampled_from(CONFIGS))
     def start(self, config: Config) -> None:
-        self.lockstep = LockStep(config)
+        self.lockstep = LockStep(config, Path(self.folder.name))
 
     @property
     def run(self) -> LockStep:
@@ -126,6 +141,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.match(index, position, tail)
 
     @precondition(has_contexts)
+    @rule(index=INDEX, own_precision=st.booleans())
+    def snapshot(self, index: int, own_precision: bool) -> None:
+        self.run.snapshot(index, self.run.config.precision if own_precision else None)
+
+    @precondition(lambda self: has_room(self) and bool(self.run.snapshots))
+    @rule(index=INDEX)
+    def restore(self, index: int) -> None:
+        self.run.restore(index)
+
+    @precondition(has_contexts)
     @rule()
     def clear_tree(self) -> None:
         self.run.clear_tree()
@@ -138,13 +163,14 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.lockstep is not None:
             self.lockstep.finish()
+        self.folder.cleanup()
 
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(
-    COMMON, max_examples=150, stateful_step_count=40, derandomize=True
+    COMMON, max_examples=80, stateful_step_count=40, derandomize=True
 )
 
 
