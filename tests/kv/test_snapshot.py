@@ -17,7 +17,8 @@ from llamay.errors import (
     SnapshotLayoutError,
     SnapshotWeightsError,
 )
-from llamay.formats import KVPrecision
+from llamay.formats import KVLayout, KVPrecision
+from llamay.kv import Cache
 from llamay.kv.snapshot import (
     Identity,
     convert_snapshot,
@@ -27,11 +28,13 @@ from llamay.kv.snapshot import (
     write_snapshot,
 )
 from llamay.kv.snapshot.numerics import holds, marked, restored
+from llamay.mlx_kernels import load_kernels
 from tests.kv.row_kernels import (
     IDENTITY,
     VOCAB,
     append,
     decode,
+    encode,
     f32_rows,
     fill,
     new_cache,
@@ -120,6 +123,31 @@ def test_own_precision_and_f32_restore_the_same_bits(
     expected = f"rows-v1-{own.value}" + ("" if lossless else f"+{stored.value}")
     assert again.context.numerics == expected
     assert again.warning == (None if lossless else f"continues, not bit-exact ({expected})")
+
+
+@pytest.mark.parametrize("kv", KVPrecision)
+@pytest.mark.parametrize("pages", [(16, 64), (64, 16), (128, 64)])
+def test_cpu_kernels_give_back_the_same_bits(
+    path: Path, kv: KVPrecision, pages: tuple[int, int]
+) -> None:
+    kernels = load_kernels("cpu", threads=2)
+    layouts = [KVLayout(2, 1, 16, size, kv) for size in pages]
+    source, target = (Cache(kernels, layout, numerics="cpu") for layout in layouts)
+    rows = encode(f32_rows(150, layouts[0]), kv)
+    context = source.new_context()
+    context.reserve(150)
+    with context.in_use():
+        context.import_rows(0, rows)
+    context.commit([position % VOCAB for position in range(150)])
+    for stored in (F32, kv):
+        write_snapshot(context, path, IDENTITY, kv=stored)
+        again = read_snapshot(target, path, IDENTITY)
+        assert again.exact
+        with again.context.in_use():
+            assert again.context.export_rows(0, 150).tobytes() == rows.tobytes()
+        again.context.close()
+        target.check()
+    assert target.live_pages == 0
 
 
 def test_default_precision_is_f32(path: Path) -> None:

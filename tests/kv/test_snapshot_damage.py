@@ -86,12 +86,15 @@ def refuse(cache: Cache, path: Path, data: bytes, key: Key | None = None) -> Sna
 def test_every_changed_byte_is_refused(cache: Cache, tmp_path: Path, key: Key | None) -> None:
     path = tmp_path / "x"
     data, before, rng = written(path, key), state(cache), random.Random(1)
+    header_end = HEADER_AT + struct.unpack_from("<I", data, 12)[0]
     for at in range(len(data)):
         changed = bytearray(data)
         changed[at] ^= rng.choice([1, 0x80, 0xFF, rng.randrange(1, 256)])
         error = refuse(cache, path, bytes(changed), key)
         assert isinstance(error, SnapshotCorruptError | SnapshotVersionError), at
         assert str(path) in str(error)
+        if HEADER_AT <= at < header_end:  # before anything in it is believed
+            assert "the header's digest differs" in str(error)
         if at % 16 == 0:
             assert state(cache) == before, at
     assert state(cache) == before
@@ -155,6 +158,26 @@ def test_version_2_is_refused_unless_allowed(cache: Cache, tmp_path: Path) -> No
     with pytest.raises(SnapshotWeightsError, match="--allow-legacy-snapshots"):
         read_snapshot(cache, path, IDENTITY)
     assert state(cache) == before
+
+
+@pytest.mark.parametrize("field", ["weights_sha256", "encryption"])
+def test_version_2_has_nothing_of_version_3(cache: Cache, tmp_path: Path, field: str) -> None:
+    data = written(tmp_path / "x")
+    body = as_version_2(data)[HEADER_AT:]
+    end = body.index(b"}") + 1
+    header = json.loads(body[:end])
+    encryption = {"kdf": "scrypt", "salt": "", "nonce": "", "check": "", "n": 0, "r": 0, "p": 0}
+    header[field] = IDENTITY.weights_sha256 if field == "weights_sha256" else encryption
+    text = json.dumps(header).encode()
+    start = struct.pack("<8sHHI", b"LLAMAYCX", 2, 2, len(text)) + text
+    error = refuse(cache, tmp_path / "x", start + body[end:])
+    assert "version 2 with" in str(error)
+
+
+def test_chunks_of_any_size_are_not_believed(cache: Cache, tmp_path: Path, good: bytes) -> None:
+    many = {"tokens": 10**6, "chunk_positions": 10**6}
+    error = refuse(cache, tmp_path / "x", with_header(good, many))
+    assert "chunks of 1000000 positions" in str(error)
 
 
 def test_newer_version_is_named(cache: Cache, tmp_path: Path) -> None:
