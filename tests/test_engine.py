@@ -134,7 +134,7 @@ LETTERS = st.text("ab", max_size=12)
     chunks=st.lists(LETTERS, max_size=8),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_a_stop_text_ends_the_answer_however_the_text_is_cut(
     chunks: list[str], stops: list[str]
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_stop_text_ends_the_answer_however_the_text_is_cut(
 
 
 @given(chunks=st.lists(LETTERS), stops=st.lists(st.text("ab", min_size=1, max_size=5)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_more_is_held_back_than_could_become_a_stop_text(
     chunks: list[str], stops: list[str]
 ) -> None:

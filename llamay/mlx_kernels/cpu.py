@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
-import mlx.core as mx
 import numpy as np
 
 from llamay.errors import UnsupportedModelError, UsageError
@@ -64,6 +63,14 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
+
+
+def anonymous_memory(size: int) -> mmap.mmap:
+    """`size` bytes of zeros, aligned to a page, in huge pages where the system has them."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class CpuKernels:
@@ -131,10 +138,9 @@ class CpuKernels:
         return run
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:
-        """[pages, page_bytes] uint8."""
-        slab = mx.zeros((pages, self.page_bytes(layout)), dtype=mx.uint8)
-        mx.eval(slab)
-        return slab
+        """[pages, page_bytes] uint8, in numpy's hands: MLX would not use huge pages."""
+        memory = anonymous_memory(pages * self.page_bytes(layout))
+        return np.frombuffer(memory, dtype=np.uint8).reshape(pages, -1)
 
     def page_bytes(self, layout: KVLayout) -> int:
         """See `KernelSet`."""
@@ -188,10 +194,7 @@ class _PackedWeights:
         for key, tensor in tensors.items():
             offsets[key] = total
             total += -(-_packed_bytes(tensor) // ALIGNMENT) * ALIGNMENT
-        memory = mmap.mmap(-1, total)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        view = memoryview(memory)
+        view = memoryview(anonymous_memory(total))
 
         def pack(key: int) -> tuple[int, Matrix]:
             tensor = tensors[key]
