@@ -15,7 +15,7 @@ from tests.kv.fake_kernels import append, assert_empty, new_cache, read_values, 
 
 THREADS = 16
 PAGE = 3
-SEEDS = range(8)
+SEEDS = range(10)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_threads_extend_close_and_fork_one_context(seed: int) -> None:
     step = [5, 6, 7, 8]
 
     def work(rng: random.Random) -> None:
-        for _ in range(40):
+        for _ in range(100):
             try:
                 choice = rng.random()
                 if choice < 0.4:
@@ -129,7 +129,7 @@ def test_evictions_race_allocations(seed: int) -> None:
 
     def work(rng: random.Random) -> None:
         context = cache.new_context()
-        for _ in range(40):
+        for _ in range(100):
             try:
                 compute(cache, context, rng.choices(range(3), k=rng.randint(1, 2 * PAGE)))
             except BudgetError:
@@ -157,7 +157,7 @@ def test_matches_race_retains(seed: int) -> None:
     cache, _ = new_cache(PAGE, pages_per_slab=4, tree_pages=12)
 
     def work(rng: random.Random) -> None:
-        for _ in range(40):
+        for _ in range(100):
             tokens = rng.choices(range(2), k=rng.randint(1, 3 * PAGE))
             context = cache.match(tokens)
             assert list(context.tokens) == tokens[: context.length]

@@ -179,4 +179,4 @@ class DeepCacheMachine(CacheMachine):
 
 
 TestDeepCacheMachine = pytest.mark.deep(DeepCacheMachine.TestCase)
-TestDeepCacheMachine.settings = settings(COMMON, max_examples=5000, stateful_step_count=60)
+TestDeepCacheMachine.settings = settings(COMMON, max_examples=2000, stateful_step_count=60)
