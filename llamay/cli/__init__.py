@@ -29,6 +29,7 @@ COMMANDS = {
     "pull": ("llamay.cli.pull", "Fetch a model."),
 }
 START = "llamay.cli.chat"
+GROUP_FLAGS = ("-h", "--help", "--version", "--debug")  # others, without a command, are START's
 
 
 @dataclass
@@ -61,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _group.make_context("llamay", list(arguments), obj=settings) as ctx:
-            _group.invoke(ctx)
+        starts = arguments and arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS
+        root = _load(START) if starts else _group
+        with root.make_context("llamay", list(arguments), obj=settings) as ctx:
+            root.invoke(ctx)
         sys.stdout.flush()
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -79,6 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whatever is still buffered would fail again when the interpreter closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        _show_traceback(settings)
+        place = f"{error.filename}: " if error.filename else "reading or writing failed: "
+        return fail(f"{place}{error.strerror or error}", FAILED)
     except Exception as error:
         _show_traceback(settings)
         hint = "" if settings.debug else "; --debug shows the traceback"
@@ -128,7 +135,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 def _group(ctx: click.Context) -> None:
     """Language models on this machine, for people who think in branches.
 
-    Without a command, a chat with the default model starts.
+    Without a command, a chat starts; its flags are those of generate's model and sampling.
     """
     if ctx.invoked_subcommand is None:
         start = _load(START)
