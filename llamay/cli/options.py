@@ -26,7 +26,7 @@ class ByteCount(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
+        match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", str(value), re.I | re.A)
         if match is None:
             self.fail(f"expected a size such as 512M or 8G, found {value!r}", param, ctx)
         return int(match[1]) * _UNITS[match[2].upper()]
