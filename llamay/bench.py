@@ -60,7 +60,7 @@ def _prefill(engine: Engine, ids: Sequence[int]) -> tuple[float, Context]:
 
 def _decode(engine: Engine, contexts: Sequence[Context], steps: int) -> tuple[float, None]:
     """Greedy steps of all contexts together, which are then closed."""
-    tokens = list(range(len(contexts)))
+    tokens = [index % engine.decoder.vocab_size for index in range(len(contexts))]
     start = time.perf_counter()
     for _ in range(steps):
         rows = [Rows(context, [token]) for context, token in zip(contexts, tokens, strict=True)]
