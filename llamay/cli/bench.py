@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamay.cli.options import ModelOptions, model_flags
-from llamay.cli.output import format_bytes, format_time, print_json, print_table
+from llamay.cli.output import format_bytes, format_time, print_json, print_table, printable
 from llamay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def command(
         )
     header = _header(engine)
     if not as_json:
-        click.echo(" · ".join(f"{name} {value}" for name, value in header.items()) + "\n")
+        line = " · ".join(f"{name} {value}" for name, value in header.items())
+        click.echo(f"{printable(line)}\n")
     figures = dict(run_bench(engine, plan))
     if as_json:
         print_json({"header": header, **figures})
