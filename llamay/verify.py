@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamay.engine import Engine
+from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 from llamay.kv import Cache, Context
 from llamay.mlx_kernels import Control, Float32Array, numerics_id
@@ -46,7 +47,16 @@ class Check:
 
 
 def run_checks(engine: Engine, tokens: int = TOKENS) -> Iterator[Check]:
-    """Every check, in order, as each is done. `tokens`: how many are computed, from 2 * WATCHED."""
+    """Every check, in order, as each is done.
+
+    tokens: how many are computed, from 2 * WATCHED; the context's size bounds it
+    Raises UsageError if the context is too small.
+    """
+    if engine.context_size < 2 * WATCHED:
+        raise UsageError(
+            f"ctx-size: expected {2 * WATCHED} tokens or more to compare, "
+            f"found {engine.context_size}"
+        )
     checks = _Checks(engine, tokens)
     for run in (
         checks.decode,
@@ -128,24 +138,30 @@ class _Checks:
         return self._exact("instruction-set invariant", *found, detail=_listed(names))
 
     def fork(self) -> Check:
-        """A fork goes on after its parent has written other tokens."""
-        cache = self._cache()
+        """Parent and fork write different tokens to the same positions of a page, in turns."""
+        cache, ids, end = self._cache(), self._ids, len(self._ids) - 1
+        split = (end - WATCHED // 2) // 16 * 16 - 3  # within a page, whatever its size
         parent = cache.new_context()
-        first = self._step(cache, parent, self._ids[:-WATCHED])[-1:]
+        rows = [self._step(cache, parent, ids[:split], logits=split - end + WATCHED)]
         child = parent.fork()
-        self._step(cache, parent, self._ids[: WATCHED // 2])
-        rest = self._step(cache, child, self._ids[-WATCHED:-1], logits=WATCHED - 1)
-        return self._exact("fork is exact", np.concatenate([first, rest]), against=self._shifted())
+        rows.append(self._step(cache, child, ids[split : split + 16], logits=16))
+        self._step(cache, parent, ids[: end - split])
+        rows.append(self._step(cache, child, ids[split + 16 : end], logits=end - split - 16))
+        return self._exact("fork is exact", np.concatenate(rows), against=self._shifted())
 
     def prefix_hit(self) -> Check:
         cache = self._cache()
         context = cache.new_context()
-        self._step(cache, context, [*self._ids[:-WATCHED], *self._ids[:10]])
+        shared = len(self._ids) - WATCHED
+        others = [(token + 1) % self._decoder.vocab_size for token in self._ids[shared:][:10]]
+        self._step(cache, context, [*self._ids[:shared], *others])
         cache.retain(context)
         context.close()
         hit = cache.match(self._ids)
-        found = self._step(cache, hit, self._ids[hit.length :], logits=WATCHED)
-        detail = f"{len(self._ids) - WATCHED} tokens from the tree"
+        detail = f"{hit.length} tokens from the tree"
+        if hit.length != shared:
+            return Check("prefix hit is exact", "fail", None, f"{detail}, expected {shared}")
+        found = self._step(cache, hit, self._ids[shared:], logits=WATCHED)
         return self._exact("prefix hit is exact", found, detail=detail)
 
     def snapshot(self) -> Check:
