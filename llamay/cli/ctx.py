@@ -155,7 +155,7 @@ def resume(
     say(f"resumed {restored} tokens in {format_time(time.perf_counter() - start)}")
     branch: Branch
     if prompt:
-        branch = read_prompt(engine, context, engine.tokenizer.encode(prompt))
+        branch = read_prompt(engine, context, engine.tokenizer.encode(prompt, continues=True))
     else:
         branch = engine.resume(context)
     start = time.perf_counter()
