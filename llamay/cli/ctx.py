@@ -15,7 +15,7 @@ from llamay.formats import KVPrecision
 if TYPE_CHECKING:
     from llamay.engine import Branch, Engine
     from llamay.kv import Context
-    from llamay.kv.snapshot import Header, Key
+    from llamay.kv.snapshot import Header, Key, SnapshotInfo
     from llamay.sampling import SamplingParams
 
 _PATH = click.Path(path_type=Path)
@@ -62,7 +62,7 @@ def build(
         print_json({"path": str(target), "bytes": saved.bytes, **figures})
         return
     click.echo(f"prefilled {len(ids)} tokens in {format_time(prefill_s)}")
-    click.echo(f"saved {target} ({format_bytes(saved.bytes)}) in {format_time(saved.seconds)}")
+    _print_saved(target, saved)
 
 
 @command.command("fork")
@@ -200,7 +200,7 @@ def convert(
     if as_json:
         print_json({"path": str(target), "bytes": saved.bytes, "seconds": saved.seconds})
         return
-    click.echo(f"saved {target} ({format_bytes(saved.bytes)}) in {format_time(saved.seconds)}")
+    _print_saved(target, saved)
 
 
 def _read_key(path: Path | None) -> "Key | None":
@@ -243,6 +243,11 @@ def _header_fields(header: "Header") -> dict[str, Any]:
         "marking": header.marking,
         "encrypted": header.encryption is not None,
     }
+
+
+def _print_saved(target: Path, saved: "SnapshotInfo") -> None:
+    size, time_ = format_bytes(saved.bytes), format_time(saved.seconds)
+    click.echo(f"saved {printable(str(target))} ({size}) in {time_}")
 
 
 def _print_pairs(*pairs: tuple[str, str]) -> None:
