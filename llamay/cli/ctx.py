@@ -24,6 +24,9 @@ _key_flag = click.option(
     "--context-key", type=_PATH, metavar="FILE", help="32 random bytes that encrypt the file."
 )
 _json_flag = click.option("--json", "as_json", is_flag=True, help="Print an object.")
+_legacy_flag = click.option(
+    "--allow-legacy-snapshots", is_flag=True, help="Restore version 2 by layout alone."
+)
 _input_flag = click.option("-i", "--input", "source", type=_PATH, required=True)
 
 
@@ -69,14 +72,20 @@ def build(
 @_input_flag
 @click.option("-n", "count", type=click.IntRange(1, 2**16), default=8, show_default=True)
 @_key_flag
+@_legacy_flag
 @_json_flag
 @model_flags
 def fork(
-    source: Path, count: int, context_key: Path | None, as_json: bool, options: ModelOptions
+    source: Path,
+    count: int,
+    context_key: Path | None,
+    allow_legacy_snapshots: bool,
+    as_json: bool,
+    options: ModelOptions,
 ) -> None:
     """Restore a context and fork it."""
     engine = options.load()
-    context = _restore(engine, source, context_key)
+    context = _restore(engine, source, context_key, allow_legacy_snapshots)
     before, pages = engine.cache.live_pages, len(context.page_ids)
     start = time.perf_counter()
     branches = [context.fork() for _ in range(count)]
@@ -134,7 +143,7 @@ def show(ctx: click.Context, source: Path, context_key: Path | None, as_json: bo
 @_input_flag
 @click.option("-p", "--prompt", help="Text to read before going on.")
 @_key_flag
-@click.option("--allow-legacy-snapshots", is_flag=True, help="Restore version 2 by layout alone.")
+@_legacy_flag
 @_json_flag
 @sampling_flags
 @model_flags
@@ -210,7 +219,7 @@ def _read_key(path: Path | None) -> "Key | None":
 
 
 def _restore(
-    engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool = False
+    engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool
 ) -> "Context":
     from llamay.kv.snapshot import read_snapshot
 
