@@ -1,5 +1,5 @@
 /* Keys stand [head_dim][16] in a page and [head_dim] in a row. They are turned in a tile that stays in the nearest
- * cache, so that rows, which may lie a multiple of 4 KiB apart, are touched once and in order.
+ * caches, so that a row, whose neighbours may lie a multiple of 4 KiB away, is read or written in long stretches.
  */
 #include "kv_rows.h"
 
@@ -29,81 +29,95 @@ static Span span_at(const RowsJob *job, int64_t group) {
                   (int)(end - begin), begin - job->start};
 }
 
+/* keys[d][lane + p] and tile[p][d], for `count` positions p. */
 #define DEFINE_TURNS(type)                                                                                        \
-    static void tile_from_keys_##type(const type *keys, int lane, int count, int dims, type *tile) {              \
-        for (int p = 0; p < count; p++)                                                                           \
-            for (int d = 0; d < dims; d++) tile[p * dims + d] = keys[d * LANES + lane + p];                       \
+    static void tile_from_keys_##type(const type *keys, int lane, int count, int64_t dims, type *tile) {          \
+        for (int p = 0; p < count; p++, tile += dims)                                                             \
+            for (int64_t d = 0; d < dims; d++) tile[d] = keys[d * LANES + lane + p];                              \
     }                                                                                                             \
-    static void keys_from_tile_##type(const type *tile, int lane, int count, int dims, type *keys) {              \
-        if (count == LANES)                                                                                       \
-            for (int d = 0; d < dims; d++)                                                                        \
-                for (int p = 0; p < LANES; p++) keys[d * LANES + p] = tile[p * dims + d];                         \
-        else                                                                                                      \
-            for (int d = 0; d < dims; d++)                                                                        \
-                for (int p = 0; p < count; p++) keys[d * LANES + lane + p] = tile[p * dims + d];                  \
+    static void keys_from_tile_##type(const type *tile, int lane, int count, int64_t dims, type *keys) {          \
+        for (int64_t d = 0; d < dims; d++, keys += LANES)                                                         \
+            if (count == LANES)                                                                                   \
+                for (int64_t p = 0; p < LANES; p++) keys[p] = tile[p * dims + d];                                 \
+            else                                                                                                  \
+                for (int64_t p = 0; p < count; p++) keys[lane + p] = tile[p * dims + d];                          \
     }
 DEFINE_TURNS(uint32_t)
 DEFINE_TURNS(uint16_t)
 DEFINE_TURNS(uint8_t)
 
-static void tile_from_keys(int size, const uint8_t *keys, int lane, int count, int dims, uint32_t *tile) {
-    if (size == 4) tile_from_keys_uint32_t((const uint32_t *)keys, lane, count, dims, tile);
-    else if (size == 2) tile_from_keys_uint16_t((const uint16_t *)keys, lane, count, dims, (uint16_t *)tile);
-    else tile_from_keys_uint8_t(keys, lane, count, dims, (uint8_t *)tile);
+static void tile_from_keys(int size, const Span *span, int dims, const uint8_t *keys, uint8_t *tile) {
+    if (size == 4) tile_from_keys_uint32_t((const uint32_t *)keys, span->lane, span->count, dims, (uint32_t *)tile);
+    else if (size == 2) tile_from_keys_uint16_t((const uint16_t *)keys, span->lane, span->count, dims, (uint16_t *)tile);
+    else tile_from_keys_uint8_t(keys, span->lane, span->count, dims, tile);
 }
 
-static void keys_from_tile(int size, const uint32_t *tile, int lane, int count, int dims, uint8_t *keys) {
-    if (size == 4) keys_from_tile_uint32_t(tile, lane, count, dims, (uint32_t *)keys);
-    else if (size == 2) keys_from_tile_uint16_t((const uint16_t *)tile, lane, count, dims, (uint16_t *)keys);
-    else keys_from_tile_uint8_t((const uint8_t *)tile, lane, count, dims, keys);
+static void keys_from_tile(int size, const Span *span, int dims, const uint8_t *tile, uint8_t *keys) {
+    if (size == 4) keys_from_tile_uint32_t((const uint32_t *)tile, span->lane, span->count, dims, (uint32_t *)keys);
+    else if (size == 2) keys_from_tile_uint16_t((const uint16_t *)tile, span->lane, span->count, dims, (uint16_t *)keys);
+    else keys_from_tile_uint8_t(tile, span->lane, span->count, dims, keys);
 }
 
-/* One head's keys or values of a span to their rows; `rows` is where the first one's vector starts. */
-static void export_head(const PageLayout *layout, const Span *span, uint8_t *head, int part, uint8_t *rows) {
-    uint32_t tile[LANES * MAX_HEAD_DIM];
-    int size = element_bytes(layout->format[part]), bytes = layout->head_dim * size;
-    const uint8_t *elements = group_elements(layout, head, part, span->offset);
-    const float *scales = group_scales(layout, head, part, span->offset);
-    if (part == KEYS) {
-        tile_from_keys(size, elements, span->lane, span->count, layout->head_dim, tile);
-        elements = (const uint8_t *)tile;
-    } else {
-        elements += span->lane * bytes;
-    }
-    for (int p = 0; p < span->count; p++, rows += layout->row_bytes) {
-        if (scales) memcpy(rows, scales + span->lane + p, sizeof *scales);
-        memcpy(rows + (scales ? sizeof *scales : 0), elements + p * bytes, (size_t)bytes);
+/* Copies vectors of `heads` heads between rows and elements [head][position][head_dim], `stride` bytes from head to
+ * head; scales are read and written where the page has them.
+ */
+static void copy_vectors(const RowsJob *job, const Span *span, int part, int heads, int64_t at, uint8_t *elements,
+                         int64_t stride, float *scales) {
+    const PageLayout *layout = job->layout;
+    int64_t bytes = (int64_t)layout->head_dim * element_bytes(layout->format[part]), vector = layout->vector_bytes[part];
+    for (int p = 0; p < span->count; p++, at += layout->row_bytes)
+        for (int h = 0; h < heads; h++) {
+            uint8_t *stored = elements + h * stride + p * bytes;
+            uint8_t *scale = scales ? (uint8_t *)(scales + span->lane + p) + h * layout->head_bytes : NULL;
+            int64_t begin = at + h * vector, end = begin + vector;
+            if (job->out) {
+                if (scale) memcpy(job->out + begin, scale, sizeof *scales);
+                memcpy(job->out + end - bytes, stored, (size_t)bytes);
+            } else {
+                if (scale) memcpy(scale, job->in + begin, sizeof *scales);
+                memcpy(stored, job->in + end - bytes, (size_t)bytes);
+            }
+        }
+}
+
+/* Keys of as many heads at once as fit into the tile. */
+static void move_keys(const RowsJob *job, const Span *span, int layer) {
+    _Alignas(64) uint8_t tile[LANES * MAX_HEAD_DIM * sizeof(float)];
+    const PageLayout *layout = job->layout;
+    int size = element_bytes(layout->format[KEYS]), heads;
+    int64_t stride = (int64_t)LANES * layout->head_dim * size;
+    for (int first = 0; first < layout->kv_heads; first += heads) {
+        heads = (int)((int64_t)sizeof tile / stride);
+        if (heads > layout->kv_heads - first) heads = layout->kv_heads - first;
+        uint8_t *head = page_head(layout, span->page, layer, first);
+        uint8_t *keys = group_elements(layout, head, KEYS, span->offset);
+        for (int h = 0; job->out && h < heads; h++)
+            tile_from_keys(size, span, layout->head_dim, keys + h * layout->head_bytes, tile + h * stride);
+        copy_vectors(job, span, KEYS, heads, span->row * layout->row_bytes + row_offset(layout, layer, KEYS, first), tile,
+                     stride, group_scales(layout, head, KEYS, span->offset));
+        for (int h = 0; job->in && h < heads; h++)
+            keys_from_tile(size, span, layout->head_dim, tile + h * stride, keys + h * layout->head_bytes);
     }
 }
 
-static void import_head(const PageLayout *layout, const Span *span, uint8_t *head, int part, const uint8_t *rows) {
-    uint32_t tile[LANES * MAX_HEAD_DIM];
-    int size = element_bytes(layout->format[part]), bytes = layout->head_dim * size;
-    uint8_t *elements = group_elements(layout, head, part, span->offset);
-    float *scales = group_scales(layout, head, part, span->offset);
-    uint8_t *to = part == KEYS ? (uint8_t *)tile : elements + span->lane * bytes;
-    for (int p = 0; p < span->count; p++, rows += layout->row_bytes) {
-        if (scales) memcpy(scales + span->lane + p, rows, sizeof *scales);
-        memcpy(to + p * bytes, rows + (scales ? sizeof *scales : 0), (size_t)bytes);
-    }
-    if (part == KEYS) keys_from_tile(size, tile, span->lane, span->count, layout->head_dim, elements);
+static void move_values(const RowsJob *job, const Span *span, int layer) {
+    const PageLayout *layout = job->layout;
+    uint8_t *head = page_head(layout, span->page, layer, 0);
+    uint8_t *values = group_elements(layout, head, VALUES, span->offset);
+    values += (int64_t)span->lane * layout->head_dim * element_bytes(layout->format[VALUES]);
+    copy_vectors(job, span, VALUES, layout->kv_heads, span->row * layout->row_bytes + row_offset(layout, layer, VALUES, 0),
+                 values, layout->head_bytes, group_scales(layout, head, VALUES, span->offset));
 }
 
 /* Items are [group][layer]. */
 static void move_rows(void *argument, int64_t begin, int64_t end, int worker) {
     const RowsJob *job = argument;
-    const PageLayout *layout = job->layout;
     (void)worker;
     for (int64_t item = begin; item < end; item++) {
-        Span span = span_at(job, job->start / LANES + item / layout->layers);
-        int layer = (int)(item % layout->layers);
-        for (int part = KEYS; part <= VALUES; part++)
-            for (int h = 0; h < layout->kv_heads; h++) {
-                int64_t at = span.row * layout->row_bytes + row_offset(layout, layer, part, h);
-                uint8_t *head = page_head(layout, span.page, layer, h);
-                if (job->out) export_head(layout, &span, head, part, job->out + at);
-                else import_head(layout, &span, head, part, job->in + at);
-            }
+        Span span = span_at(job, job->start / LANES + item / job->layout->layers);
+        int layer = (int)(item % job->layout->layers);
+        move_keys(job, &span, layer);
+        move_values(job, &span, layer);
     }
 }
 
