@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.formats import Format
+from llamay.formats import Format, KVPrecision
 from llamay.mlx_kernels import _cpu
 from tests.mlx_kernels.small_model import FORMATS, SmallModel, tokens
 from tests.tiny_models import TinyConfig, quantise, random_integers
@@ -27,11 +27,22 @@ F32 = NDArray[np.float32]
 DECODE = 4
 ROWS, COLUMNS = 37, 96  # neither a multiple of the 16 lanes nor a single block
 ACTIVATION_ROWS = (1, 2, 3, 7, 13)  # tiles of every width, whole and padded
-# (model, format, tokens of prefill); the last one's attention merges two runs of 256 positions.
+# (model, format, tokens of prefill, KV precision); the long ones' attention merges two runs of 256
+# positions.
 MODELS = {
-    **{f"llama {format.name}": (TinyConfig(rope="llama3"), format, 40) for format in FORMATS},
-    **{f"qwen2 {format.name}": (TinyConfig(arch="qwen2"), format, 40) for format in FORMATS},
-    "llama yarn long": (TinyConfig(rope="yarn", layers=1), Format.Q4_1, 270),
+    **{
+        f"llama {format.name}": (TinyConfig(rope="llama3"), format, 40, KVPrecision.F32)
+        for format in FORMATS
+    },
+    **{
+        f"qwen2 {format.name}": (TinyConfig(arch="qwen2"), format, 40, KVPrecision.F32)
+        for format in FORMATS
+    },
+    "llama yarn long": (TinyConfig(rope="yarn", layers=1), Format.Q4_1, 270, KVPrecision.F32),
+    **{
+        f"llama kv {precision.value}": (TinyConfig(), Format.Q4_1, 270, precision)
+        for precision in KVPrecision
+    },
 }
 LOGITS = {"wide": 2.0**-8, "narrow": 2.0**-14, "ties": 0.25}
 FILTERS = ((0, 1.0, 0.0), (40, 0.95, 0.05), (3, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.2))
@@ -42,11 +53,11 @@ def _digest(*parts: bytes) -> str:
 
 
 def model_logits(
-    kernel_set: str, config: TinyConfig, format: Format, prefill: int
+    kernel_set: str, config: TinyConfig, format: Format, prefill: int, precision: KVPrecision
 ) -> Iterator[bytes]:
     """Of every row of a prefill in chunks and a few decode steps."""
     ids = tokens(prefill + DECODE, seed=1)
-    model = SmallModel(config, format, kernel_set, positions=len(ids))
+    model = SmallModel(config, format, kernel_set, positions=len(ids), precision=precision)
     chunks = [ids[at : min(at + 29, prefill)] for at in range(0, prefill, 29)]
     for chunk in [*chunks, *([token] for token in ids[prefill:])]:
         logits = model.step([chunk])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.formats import Format, KVLayout
+from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.gguf import open_gguf
 from llamay.mlx_kernels import Control, Slabs, Step
 from llamay.mlx_kernels.cpu import CpuKernels
@@ -37,6 +37,7 @@ class SmallModel:
         threads: int = 1,
         contexts: int = 1,
         positions: int = 64,
+        precision: KVPrecision = KVPrecision.F32,
     ) -> None:
         kernels = CpuKernels(threads)
         kernels.kernel_set = kernel_set
@@ -45,7 +46,8 @@ class SmallModel:
             write_tiny_model(path, config, format)
             with open_gguf(path) as file:
                 self._run = kernels.prepare(compile_program(read_spec(file), file))
-        layout = KVLayout(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS)
+        counts = (config.layers, config.kv_heads, config.head_dim)
+        layout = KVLayout(*counts, PAGE_TOKENS, precision)
         pages = -(-positions // PAGE_TOKENS)
         memory = np.zeros((contexts * pages, kernels.page_bytes(layout)), np.uint8)
         self._slabs = Slabs(layout, contexts * pages, [memory])
