@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from llamay.mlx_kernels import _cpu
+from llamay.mlx_kernels import CONTRACT_VERSION, _cpu
 from tests.mlx_kernels.digests import digests, disagreements
+
+DIGESTS = Path(__file__).parents[2] / "testdata" / "digests"
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,15 @@ def write(folder: Path, name: str, by_set: dict[str, dict[str, str]]) -> Path:
 
 def test_every_set_here_computes_the_same_bits(by_set, tmp_path):
     assert disagreements([write(tmp_path, "here", by_set)]) == []
+
+
+def test_they_are_the_recorded_ones_of_this_contract(by_set, tmp_path):
+    """Recorded on x86-64 by `python -m tests.mlx_kernels.digests`; a Mac must compute the same.
+
+    Bits that change on purpose need a new CONTRACT_VERSION and a new record.
+    """
+    recorded = DIGESTS / f"contract-{CONTRACT_VERSION}.txt"
+    assert disagreements([recorded, write(tmp_path, "here", by_set)]) == []
 
 
 def test_items_have_digests_of_their_own(by_set):
