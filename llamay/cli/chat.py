@@ -77,7 +77,7 @@ class _Chat:
 
     def _read(self, message: dict[str, str]) -> "Branch | None":
         """Reads a message; None, with the conversation as it was, if that came to no end."""
-        context = self._engine.cache.fork(self._context)
+        context = self._context.fork()
         try:
             branch = self._engine.read(context, self._new_ids(context, message))
         except (ContextFullError, KeyboardInterrupt) as error:

@@ -46,10 +46,6 @@ class Cache:
         with self._lock:
             return Context(self.store, self._lock, numerics or self.numerics)
 
-    def fork(self, context: Context) -> Context:
-        """`Context.fork`."""
-        return context.fork()
-
     def match(self, tokens: Sequence[int]) -> Context:
         """A fork that holds the longest prefix of `tokens` that some retained context begins with.
 

@@ -153,12 +153,14 @@ class Decoder:
         """Runs one step and commits its tokens.
 
         Returns [sum of rows.logits, vocab_size] float32, in the order of the batch.
-        Raises ValueError if a context is there twice, ContextBusyError, BudgetError, CancelledError
+        Raises ValueError if a context is there twice or without tokens, ContextBusyError, BudgetError, CancelledError
         or NumericsError, with every context as it was.
         """
         contexts = [rows.context for rows in batch]
         if len({id(context) for context in contexts}) != len(contexts):
             raise ValueError("a context can be in a step once only")
+        if not all(0 <= rows.logits <= len(rows.tokens) > 0 for rows in batch):
+            raise ValueError("a context in a step has tokens, and logits of these only")
         with ExitStack() as owned:
             for context in contexts:
                 owned.enter_context(context.in_use())

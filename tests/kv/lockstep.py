@@ -98,7 +98,7 @@ class LockStep:
     def fork(self, index: int) -> None:
         context, model = self._pair(index)
         pages = self.cache.live_pages
-        self._add(self.cache.fork(context), self.model.fork(model))
+        self._add(context.fork(), self.model.fork(model))
         assert self.cache.live_pages == pages
 
     def extend(self, index: int, count: int, tokens: Sequence[int]) -> None:

@@ -191,7 +191,6 @@ def enter(context: Context) -> None:
 
 OPERATIONS: dict[str, Callable[[Cache, Context], object]] = {
     "fork": lambda cache, context: context.fork(),
-    "cache.fork": lambda cache, context: cache.fork(context),
     "truncate": lambda cache, context: context.truncate(2),
     "truncate to the length": lambda cache, context: context.truncate(context.length),
     "reserve": lambda cache, context: context.reserve(1),

@@ -281,7 +281,7 @@ def test_a_step_without_memory_leaves_every_context_as_it_was(tmp_path):
     cache = new_cache(decoder, 16)
     first, trunk = cache.new_context(), cache.new_context()
     extend(decoder, cache, trunk, [1] * 20)
-    second = cache.fork(trunk)
+    second = trunk.fork()
     live = cache.live_pages
     batch = [Rows(first, [1] * 40, 1), Rows(second, [2] * 100, 1)]
     with pytest.raises(MemoryError):
@@ -290,3 +290,22 @@ def test_a_step_without_memory_leaves_every_context_as_it_was(tmp_path):
     cache.check()
     logits = extend(decoder, cache, second, [3])
     np.testing.assert_array_equal(logits, extend(decoder, cache, trunk, [3]))
+
+
+@pytest.mark.parametrize("batch", ["twice", "no tokens", "logits of other rows"])
+def test_a_batch_that_makes_no_sense_is_refused(tmp_path, batch):
+    config = TinyConfig()
+    decoder = decoder_of(tmp_path, tiny_metadata(config), tiny_tensors(config), CpuKernels(1))
+    cache = new_cache(decoder)
+    context, other = cache.new_context(), cache.new_context()
+    extend(decoder, cache, context, [1, 2])
+    extend(decoder, cache, other, [1])
+    rows = {
+        "twice": [Rows(context, [3]), Rows(context, [4])],
+        "no tokens": [Rows(context, [3]), Rows(other, [])],
+        "logits of other rows": [Rows(other, [3]), Rows(context, [4], logits=2)],
+    }[batch]
+    with pytest.raises(ValueError, match="a context"):
+        decoder.forward(cache, rows, Control())
+    assert (list(context.tokens), list(other.tokens)) == ([1, 2], [1])
+    cache.check()

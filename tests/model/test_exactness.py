@@ -126,7 +126,7 @@ def test_forks_of_one_prefix_continue_like_contexts_of_their_own(load, isa):
     extend(decoder, cache, trunk, base)
     forks = []
     for point in FORK_POINTS:
-        forks.append(cache.fork(trunk))
+        forks.append(trunk.fork())
         forks[-1].truncate(point)
     own = [tokens(11, seed=30 + index) for index in range(len(forks))]
     logits = [[] for _ in forks]
@@ -330,7 +330,7 @@ def test_the_default_model_is_exact(default_model_path):
     cache = new_cache(best)
     trunk = cache.new_context()
     extend(best, cache, trunk, ids[:257])
-    forks = [cache.fork(trunk) for _ in range(8)]
+    forks = [trunk.fork() for _ in range(8)]
     forks[0].truncate(256)
     forks[1].truncate(192)
     batch = [(fork, ids[fork.length : fork.length + 1]) for fork in forks]
