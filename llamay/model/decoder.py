@@ -153,8 +153,8 @@ class Decoder:
         """Runs one step and commits its tokens.
 
         Returns [sum of rows.logits, vocab_size] float32, in the order of the batch.
-        Raises ValueError if a context is there twice or without tokens, ContextBusyError, BudgetError, CancelledError
-        or NumericsError, with every context as it was.
+        Raises ValueError if a context is there twice or without tokens, ContextBusyError,
+        BudgetError, CancelledError or NumericsError, with every context as it was.
         """
         contexts = [rows.context for rows in batch]
         if len({id(context) for context in contexts}) != len(contexts):
