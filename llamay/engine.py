@@ -319,6 +319,8 @@ class Engine:
 
     @staticmethod
     def _finish(answer: _Answer, reason: FinishReason, seconds: float) -> Iterator[Event]:
+        # A copy: the row is a view into what the whole batch computed.
+        answer.branch.context.logits = answer.branch.logits.copy()
         rest = answer.stop.feed(answer.decoder.flush()) + answer.stop.flush()
         if rest:
             yield TextDelta(answer.index, (), (), rest)

@@ -339,6 +339,21 @@ def test_forks_at_the_end_of_a_page_copy_nothing(engine: Engine) -> None:
     engine.cache.check()
 
 
+def test_a_context_resumes_from_kept_or_recomputed_logits(engine: Engine) -> None:
+    """They are kept where a turn ends; elsewhere a row that writes nothing computes them."""
+    context = engine.cache.new_context()
+    branch = engine.read(context, prompt_ids(70))
+    list(engine.generate([branch], [SamplingParams(temperature=0, max_tokens=5)]))
+    kept, rows, pages = context.logits, stored(engine, context), engine.cache.live_pages
+    assert kept is not None
+    np.testing.assert_array_equal(engine.resume(context).logits, kept)
+    context.logits = None
+    np.testing.assert_array_equal(engine.resume(context).logits, kept)
+    np.testing.assert_array_equal(stored(engine, context), rows)
+    assert engine.cache.live_pages == pages
+    context.close()
+
+
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 700, 2500])
 def test_prefill_in_steps_equals_prefill_in_one(tiny_path: Path, count: int) -> None:
     ids = prompt_ids(count)
