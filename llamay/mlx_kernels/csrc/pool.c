@@ -15,7 +15,7 @@
 
 static const uint64_t CLOSED = UINT32_MAX;
 
-enum { SPIN_NS = 100 * 1000, POLLS_PER_CLOCK = 64 };
+enum { SPIN_NS = 20 * 1000, POLLS_PER_CLOCK = 64 };
 
 typedef struct {
     Pool *pool;
