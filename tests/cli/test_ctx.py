@@ -640,7 +640,9 @@ def test_without_json_a_person_can_read_it(
     assert lines["memory held"] == "32.8 kB (copies would hold 131.1 kB)"
     code, output, said = run("ctx", "show", file)
     assert (code, said) == (0, "")
-    assert "\nprecision        f32\n" in output
+    shown = dict(line.split(maxsplit=1) for line in output.splitlines() if line.startswith("prec"))
+    assert shown == {"precision": "f32"}
+    assert "\ncache precision   f32\n" in output
     assert output.splitlines()[-1].startswith("digests   pass: ")
 
 
