@@ -5,6 +5,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdatomic.h>
+
+#include "kernels.h"
 #include "kv_page.h"
 #include "pool.h"
 
@@ -12,8 +15,25 @@ typedef struct {
     PyTypeObject *pool_type;
 } ModuleState;
 
+typedef struct {
+    PyObject_HEAD
+    Pool *pool;
+    atomic_flag running; /* set while a program runs on it */
+} PoolObject;
+
+extern PyType_Spec program_spec; /* of the type Program (module_program.c) */
+
 /* Sets an exception; returns NULL. */
 PyObject *fail(PyObject *type, const char *message);
+
+/* The kernel set of that name, if this processor runs it. */
+const KernelSet *find_kernels(const char *name);
+
+/* Checks that a matrix is one the kernels take; data may be NULL. */
+int matrix_ok(int format, long long rows, long long columns, const Py_buffer *data);
+
+/* Frees an object of a heap type, its contents already gone. */
+void free_object(PyObject *self);
 
 /* The pool of a Pool object. */
 Pool *pool_of(const ModuleState *state, PyObject *object);
