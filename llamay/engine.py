@@ -15,6 +15,7 @@ from llamay.events import Event, Finished, FinishReason, PrefillProgress, TextDe
 from llamay.formats import KVPrecision
 from llamay.gguf import open_gguf
 from llamay.hub import DEFAULT_MODEL, Progress, resolve, weights_digest
+from llamay.hub.progress import silent
 from llamay.kv import Cache, Context
 from llamay.kv.snapshot import Identity
 from llamay.mlx_kernels import Control, Float32Array, KernelSet, load_kernels, numerics_id
@@ -30,10 +31,6 @@ MAX_PAGE_TOKENS = 1024
 def machine_memory() -> int:
     """Bytes of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    return None
 
 
 class StopText:
@@ -147,7 +144,7 @@ class Engine:
         precision: KVPrecision = KVPrecision.F32,
         context_size: int | None = None,
         budget_bytes: int | None = None,
-        progress: Progress = _silent,
+        progress: Progress = silent,
     ) -> "Engine":
         """Opens a model by path or name; the default one is pulled if it is not here.
 
@@ -177,7 +174,7 @@ class Engine:
             )
         return engine
 
-    def identity(self, progress: Progress = _silent) -> Identity:
+    def identity(self, progress: Progress = silent) -> Identity:
         """What this model's contexts belong to. The first call may hash the whole file."""
         return Identity(
             self.decoder.spec.architecture,
@@ -226,10 +223,11 @@ class Engine:
         begun, done = time.perf_counter(), 0
         while done < len(ids):
             chunk = ids[done : done + self._step_tokens]
-            started = time.perf_counter()
-            logits = self.decoder.forward(self.cache, [Rows(context, chunk)], control)
-            self._adapt(len(chunk), time.perf_counter() - started)
             done += len(chunk)
+            rows = Rows(context, chunk, logits=int(done == len(ids)))
+            started = time.perf_counter()
+            logits = self.decoder.forward(self.cache, [rows], control)
+            self._adapt(len(chunk), time.perf_counter() - started)
             yield PrefillProgress(len(ids), 0, done, time.perf_counter() - begun)
         if ids:
             context.logits = logits[0]

@@ -224,7 +224,7 @@ class KernelSet(Protocol):
         """
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:
-        """An array for `pages` pages, its memory committed."""
+        """An array for `pages` pages, their content undefined."""
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of one page."""
