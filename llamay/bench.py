@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamay.engine import Engine
-from llamay.kv import Context
-from llamay.kv.snapshot import read_snapshot, write_snapshot
+from llamay.engine import Branch, Engine
 from llamay.mlx_kernels import Control
 from llamay.model.decoder import Rows
 
@@ -36,10 +34,10 @@ def run_bench(engine: Engine, options: BenchOptions) -> Iterator[tuple[str, Any]
 
     Phases: prefill, decode, batch (a list), fork, snapshot, restore, restore_speedup.
     """
-    ids = [(7919 * i + 1) % engine.decoder.vocab_size for i in range(options.prompt)]
+    ids = [(7919 * i + 1) % engine.model.decoder.vocab_size for i in range(options.prompt)]
     prefill_s, branch = _median(options, lambda: _prefill(engine, ids), _close)
     yield "prefill", _rate(len(ids), prefill_s)
-    decode_s, _ = _median(options, lambda: _decode(engine, [branch.fork()], options.gen), _nothing)
+    decode_s, _ = _median(options, lambda: _decode(engine, branch.fork(), options.gen), _nothing)
     yield "decode", _rate(options.gen, decode_s)
     yield "batch", list(_batches(engine, branch, options))
     yield "fork", _forks(engine, branch, options)
@@ -52,41 +50,47 @@ def run_bench(engine: Engine, options: BenchOptions) -> Iterator[tuple[str, Any]
     branch.close()
 
 
-def _prefill(engine: Engine, ids: Sequence[int]) -> tuple[float, Context]:
+def _prefill(engine: Engine, ids: Sequence[int]) -> tuple[float, Branch]:
+    engine.cache.clear_tree()
     start = time.perf_counter()
-    branch = engine.read(engine.cache.new_context(), ids)
-    return time.perf_counter() - start, branch.context
+    branch = engine.prefill(ids)
+    return time.perf_counter() - start, branch
 
 
-def _decode(engine: Engine, contexts: Sequence[Context], steps: int) -> tuple[float, None]:
-    """Greedy steps of all contexts together, which are then closed."""
-    tokens = [index % engine.decoder.vocab_size for index in range(len(contexts))]
-    start = time.perf_counter()
-    for _ in range(steps):
-        rows = [Rows(context, [token]) for context, token in zip(contexts, tokens, strict=True)]
-        logits = engine.decoder.forward(engine.cache, rows, Control())
-        tokens = [int(row.argmax()) for row in logits]
-    seconds = time.perf_counter() - start
-    _close_all(contexts)
+def _decode(engine: Engine, branches: Sequence[Branch], steps: int) -> tuple[float, None]:
+    """Greedy steps of all branches together, whatever ends an answer; they are then closed."""
+    decoder = engine.model.decoder
+
+    def decode() -> float:
+        tokens = [index % decoder.vocab_size for index in range(len(branches))]
+        start = time.perf_counter()
+        for _ in range(steps):
+            rows = [Rows(b.context, [token]) for b, token in zip(branches, tokens, strict=True)]
+            logits = decoder.forward(engine.cache, rows, Control())
+            tokens = [int(row.argmax()) for row in logits]
+        return time.perf_counter() - start
+
+    seconds = engine.call(decode)
+    _close_all(branches)
     return seconds, None
 
 
-def _batches(engine: Engine, base: Context, options: BenchOptions) -> Iterator[dict[str, Any]]:
+def _batches(engine: Engine, base: Branch, options: BenchOptions) -> Iterator[dict[str, Any]]:
     for size in options.batch:
 
         def decode(size: int = size) -> tuple[float, None]:
-            return _decode(engine, [base.fork() for _ in range(size)], options.gen)
+            return _decode(engine, base.fork(size), options.gen)
 
         seconds, _ = _median(options, decode, _nothing)
         yield {"branches": size, "tokens_per_s": size * options.gen / seconds}
 
 
-def _forks(engine: Engine, base: Context, options: BenchOptions) -> dict[str, Any]:
+def _forks(engine: Engine, base: Branch, options: BenchOptions) -> dict[str, Any]:
     pages = engine.cache.live_pages
 
-    def fork() -> tuple[float, list[Context]]:
+    def fork() -> tuple[float, list[Branch]]:
         start = time.perf_counter()
-        made = [base.fork() for _ in range(options.forks)]
+        made = base.fork(options.forks)
         return time.perf_counter() - start, made
 
     seconds, made = _median(options, fork, _close_all)
@@ -96,36 +100,36 @@ def _forks(engine: Engine, base: Context, options: BenchOptions) -> dict[str, An
         "count": options.forks,
         "seconds": seconds,
         "pages_allocated": allocated,
-        "pages_a_copy_would_need": options.forks * len(base.page_ids),
+        "pages_a_copy_would_need": options.forks * len(base.context.page_ids),
     }
 
 
 def _files(
-    engine: Engine, base: Context, path: Path, options: BenchOptions
+    engine: Engine, base: Branch, path: Path, options: BenchOptions
 ) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Figures of snapshot and restore, and the seconds from a file to the next token's logits."""
-    identity = engine.identity()
+    engine.model.identity()  # hashes the file, the first time
     seconds, infos = [], []
     for _ in range(options.repetitions):
         start = time.perf_counter()
-        infos.append(write_snapshot(base, path, identity))
+        infos.append(base.save(path))
         seconds.append(time.perf_counter() - start - infos[-1].fsync_seconds)
     fsync_s = statistics.median(info.fsync_seconds for info in infos)
     size = infos[-1].bytes
 
-    def restore() -> tuple[float, Context]:
+    def restore() -> tuple[float, Branch]:
         start = time.perf_counter()
-        context = read_snapshot(engine.cache, path, identity).context
-        return time.perf_counter() - start, context
+        branch = engine.restore(path)
+        return time.perf_counter() - start, branch
 
-    restore_s, context = _median(options, restore, _close)
+    restore_s, restored = _median(options, restore, _close)
     start = time.perf_counter()
-    engine.resume(context)
+    engine.call(lambda: engine.model.decoder.last_logits(engine.cache, restored.context))
     logits_s = time.perf_counter() - start
-    context.close()
+    restored.close()
     snapshot = {"seconds": statistics.median(seconds), "bytes": size, "fsync_seconds": fsync_s}
-    restored = {"seconds": restore_s, "bytes": size, "to_logits_seconds": restore_s + logits_s}
-    return snapshot, restored, restore_s + logits_s
+    figures = {"seconds": restore_s, "bytes": size, "to_logits_seconds": restore_s + logits_s}
+    return snapshot, figures, restore_s + logits_s
 
 
 def _median(
@@ -145,13 +149,13 @@ def _rate(tokens: int, seconds: float) -> dict[str, Any]:
     return {"tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds}
 
 
-def _close(context: Context) -> None:
-    context.close()
+def _close(branch: Branch) -> None:
+    branch.close()
 
 
-def _close_all(contexts: Sequence[Context]) -> None:
-    for context in contexts:
-        context.close()
+def _close_all(branches: Sequence[Branch]) -> None:
+    for branch in branches:
+        branch.close()
 
 
 def _nothing(made: object) -> None:

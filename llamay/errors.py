@@ -61,12 +61,40 @@ class SnapshotVersionError(SnapshotError):
     """A snapshot is of a newer format version than this llamay reads."""
 
 
+class SnapshotSegmentError(SnapshotError):
+    """A segment is given where a whole snapshot is needed, or does not continue what it should."""
+
+
 class SnapshotKeyError(SnapshotError):
     """A snapshot's key is missing or is another one, or a key cannot be read."""
 
 
+class SessionError(LlamayError):
+    """A session cannot be read, written or changed as asked."""
+
+
+class SessionBusyError(SessionError):
+    """Another process has the session open."""
+
+
+class SessionCorruptError(SessionError):
+    """A session's files are not what was written, and nothing else has what they held."""
+
+
+class SessionVersionError(SessionError):
+    """A session is of a newer format version than this llamay reads."""
+
+
+class SessionKeyError(SessionError):
+    """A session's key is missing or is another one."""
+
+
 class CancelledError(LlamayError):
     """A step was cancelled; nothing that it computed was published."""
+
+
+class EngineStoppedError(LlamayError):
+    """The engine was closed, or its thread ended by an error; it takes no more requests."""
 
 
 class NumericsError(LlamayError):

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-FinishReason: TypeAlias = Literal["stop", "length", "context"]
+FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """The prompt is being read: `done` of `total` tokens, `cached` of them not computed."""
+    """The prompt is being read.
+
+    total, cached, done: tokens of the prompt, those that were found and not computed, and those
+                         that were computed so far
+    seconds:             since the request came
+    """
 
     total: int
     cached: int
@@ -37,9 +42,10 @@ class TextDelta:
 class Finished:
     """A branch ended.
 
-    reason: stop (the model ended its turn or wrote a stop text), length (max_tokens), or context
-            (the context is full)
-    seconds: since its first step; tokens: how many it wrote
+    reason:  stop (the model ended its turn or wrote a stop text), length (max_tokens), context (the
+             context is full), or cancelled
+    tokens:  how many the answer has
+    seconds: since the prompt was read
     """
 
     branch: int
@@ -48,7 +54,15 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = PrefillProgress | TextDelta | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A branch ended by an error, whose text is a sentence for the user; others go on."""
+
+    branch: int
+    error: BaseException
+
+
+Event: TypeAlias = PrefillProgress | TextDelta | Finished | Failed
 
 
 # --- what a session tells: nodes are ids of its tree ---

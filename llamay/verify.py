@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.engine import Engine
+from llamay.engine import Engine, Model
 from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 from llamay.kv import Cache, Context
@@ -57,7 +57,7 @@ def run_checks(engine: Engine, tokens: int = TOKENS) -> Iterator[Check]:
             f"ctx-size: expected {2 * WATCHED} tokens or more to compare, "
             f"found {engine.context_size}"
         )
-    checks = _Checks(engine, tokens)
+    checks = engine.call(lambda: _Checks(engine, tokens))
     for run in (
         checks.decode,
         checks.chunks,
@@ -73,16 +73,16 @@ def run_checks(engine: Engine, tokens: int = TOKENS) -> Iterator[Check]:
         checks.teeth,
         checks.tokenizer,
     ):
-        yield run()
+        yield engine.call(run)
 
 
 class _Checks:
     def __init__(self, engine: Engine, tokens: int) -> None:
-        self._engine = engine
-        self._decoder = engine.decoder
+        self._model = engine.model
+        self._decoder = engine.model.decoder
         self._page_tokens = engine.cache.store.layout.page_tokens
         self._precision = engine.cache.store.layout.precision
-        self._ids = _sample_ids(engine, min(tokens, engine.context_size))
+        self._ids = _sample_ids(engine.model, min(tokens, engine.context_size))
         self._baseline = self._logits(self._decoder)
         self._full_precision = (
             self._baseline
@@ -171,7 +171,7 @@ class _Checks:
         cache, other = self._cache(), self._cache(16 if self._page_tokens != 16 else 64)
         context = cache.new_context()
         self._step(cache, context, self._ids[:-WATCHED])
-        identity = self._engine.identity()
+        identity = self._model.identity()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "verify.llamayctx"
             write_snapshot(context, path, identity)
@@ -206,7 +206,7 @@ class _Checks:
         )
 
     def tokenizer(self) -> Check:
-        tokenizer = self._engine.tokenizer
+        tokenizer = self._model.tokenizer
         wrong = sum(
             tokenizer.decode(tokenizer.encode(text), start_of_text=True) != text for text in SAMPLES
         )
@@ -249,7 +249,7 @@ class _Checks:
         return np.concatenate(watched)
 
     def _with_kernels(self, kernels: CpuKernels) -> Float32Array:
-        return self._logits(self._engine.decoder_on(kernels))
+        return self._logits(self._model.decoder_on(kernels))
 
     def _shifted(self, precision: KVPrecision | None = None) -> Float32Array:
         """[WATCHED, vocab]: after the token before each watched one, in one prefill."""
@@ -301,12 +301,12 @@ def _softmax(logits: Float32Array) -> NDArray[np.float64]:
     return mass
 
 
-def _sample_ids(engine: Engine, count: int) -> list[int]:
+def _sample_ids(model: Model, count: int) -> list[int]:
     """`count` tokens of real text."""
     text = "\n".join(SAMPLES)
-    ids = engine.encode_prompt(text)
+    ids = model.encode_prompt(text)
     while len(ids) < count:
-        ids += engine.tokenizer.encode(f"\n{len(ids)}: {text}")
+        ids += model.tokenizer.encode(f"\n{len(ids)}: {text}")
     return ids[:count]
 
 

@@ -12,7 +12,6 @@ from llamay.events import Event, Finished, PrefillProgress, TextDelta
 
 if TYPE_CHECKING:
     from llamay.engine import Branch, Engine
-    from llamay.kv import Context
     from llamay.sampling import SamplingParams
 
 
@@ -92,15 +91,16 @@ def _decoded(data: bytes, source: str) -> str:
         raise UsageError(f"{source}: expected UTF-8 text; byte {error.start} is not") from None
 
 
-def read_prompt(engine: "Engine", context: "Context", ids: Sequence[int]) -> "Branch":
-    """Reads tokens into a context, with a line on the terminal while that takes time."""
+def read_prompt(engine: "Engine", ids: Sequence[int], start: "Branch | None" = None) -> "Branch":
+    """Reads tokens, after those of `start`, with a line on the terminal while that takes time."""
     with progress_line() as show:
-        for event in engine.prefill(context, ids):
-            if not isinstance(event, PrefillProgress):
-                return event
-            rest = event.seconds / event.done * (event.total - event.done)
-            show(f"reading {event.done} of {event.total} tokens · {rest:.1f} s left", rest)
-    raise UsageError("prompt: expected at least one token, found none")
+
+        def tell(progress: PrefillProgress) -> None:
+            count = progress.total - progress.cached
+            rest = progress.seconds / progress.done * (count - progress.done)
+            show(f"reading {progress.done} of {count} tokens · {rest:.1f} s left", rest)
+
+        return engine.prefill(ids, start=start, on_progress=tell)
 
 
 def stream_answers(

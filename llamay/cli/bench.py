@@ -61,14 +61,14 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _header(engine: "Engine") -> dict[str, Any]:
     from importlib.metadata import version
 
-    kernels = engine.decoder.kernels
+    kernels = engine.model.decoder.kernels
     return {
         "version": version("llamay"),
-        "model": engine.decoder.spec.name,
+        "model": engine.model.decoder.spec.name,
         "threads": kernels.threads,
         "kernels": kernels.name,
         "kv": engine.cache.store.layout.precision.value,
-        "weights_bytes": engine.decoder.weights_bytes,
+        "weights_bytes": engine.model.decoder.weights_bytes,
     }
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamay.cli.answers import Choice
 from llamay.cli.options import ModelOptions, model_flags, sampling_flags
 from llamay.cli.output import say, terminal_text
 from llamay.errors import ContextFullError, UsageError
 from llamay.events import Finished, TextDelta
 
 if TYPE_CHECKING:
-    from llamay.engine import Branch, Engine
-    from llamay.kv import Context
+    from llamay.engine import Engine
     from llamay.sampling import SamplingParams
 
 
@@ -26,7 +26,7 @@ def command(params: "SamplingParams", options: ModelOptions) -> None:
         sys.stdin.reconfigure(encoding="utf-8")  # whatever the locale says, and strictly
     engine = options.load()
     chat = _Chat(engine, params)
-    say(f"{engine.decoder.spec.name} · {engine.decoder.kernels.name} · Ctrl+D ends")
+    say(f"{engine.model.name} · {engine.model.decoder.kernels.name} · Ctrl+D ends")
     while (text := _next_message()) is not None:
         if text.strip():
             chat.ask(text)
@@ -54,79 +54,56 @@ def _next_message() -> str | None:
 
 
 class _Chat:
-    """One conversation: a context, and the messages whose ids it holds."""
+    """One conversation: the messages, and the tokens that they are to the model."""
 
     def __init__(self, engine: "Engine", params: "SamplingParams") -> None:
         self._engine = engine
         self._params = params
-        self._template = engine.chat_template()
-        self._context = engine.cache.new_context()
+        self._template = engine.model.chat_template()
+        self._ids: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._answers: dict[int, Sequence[int]] = {}  # ids of an answer, by its message's index
 
     def ask(self, text: str) -> None:
         """Answers one message; Ctrl+C ends the answer and keeps what came."""
+        from llamay.engine import Request
+
         message = {"role": "user", "content": text}
-        branch = self._read(message)
-        if branch is None:
-            return
-        start = branch.context.length
-        answer = self._answer(branch)
-        self._answers[len(self._messages) + 1] = branch.context.tokens[start:]
-        self._messages += [message, {"role": "assistant", "content": answer}]
-
-    def _read(self, message: dict[str, str]) -> "Branch | None":
-        """Reads a message; None, with the conversation as it was, if that came to no end."""
-        context = self._context.fork()
+        ids = self._with(message)
+        answer = Choice()
+        events = self._engine.stream(Request(ids, (self._params,)))
         try:
-            branch = self._engine.read(context, self._new_ids(context, message))
-        except (ContextFullError, KeyboardInterrupt) as error:
-            context.close()
-            stopped = isinstance(error, KeyboardInterrupt)
-            say("stopped; the message is not part of the chat" if stopped else str(error))
-            return None
-        self._context.close()
-        self._context = context
-        return branch
-
-    def _answer(self, branch: "Branch") -> str:
-        """Prints an answer as it comes, and returns it."""
-        answer = ""
-        try:
-            for event in self._engine.generate([branch], [self._params]):
+            for event in events:
                 if isinstance(event, TextDelta):
-                    answer += event.text
+                    answer.add(event)
                     print(terminal_text(event.text), end="", flush=True)
-                elif isinstance(event, Finished) and event.reason == "context":
-                    print(flush=True)
-                    say(f"the context of {self._engine.context_size} tokens is full")
-                    return answer
+                elif isinstance(event, Finished):
+                    answer.finish_reason = event.reason
+        except ContextFullError as error:
+            say(str(error))
+            return
         except KeyboardInterrupt:
+            if not answer.ids:
+                say("stopped; the message is not part of the chat")
+                return
             print(" [stopped]", end="")
         print(flush=True)
-        return answer
+        if answer.finish_reason == "context":
+            say(f"the context of {self._engine.context_size} tokens is full")
+        self._ids = [*ids, *answer.ids]
+        self._answers[len(self._messages) + 1] = answer.ids
+        self._messages += [message, {"role": "assistant", "content": answer.text}]
 
-    def _new_ids(self, context: "Context", message: dict[str, str]) -> list[int]:
-        """What the template adds for a message, after ids that stay as they are.
-
-        If the template changed what it had made of earlier messages, the context goes back to
-        where that differs.
-        """
+    def _with(self, message: dict[str, str]) -> list[int]:
+        """The ids of the conversation with one more message; those there were stay as they are,
+        unless the template changed what it had made of earlier messages."""
         from llamay.tokenizer import encode_segments
 
         delta = self._template.turn_delta(self._messages, [message])
-        tokenizer = self._engine.tokenizer
+        tokenizer = self._engine.model.tokenizer
         if self._messages and delta.changed_at is None:
-            return encode_segments(tokenizer, delta.segments, continues=True)
+            return [*self._ids, *encode_segments(tokenizer, delta.segments, continues=True)]
         ids = encode_segments(tokenizer, delta.segments, self._answers)
-        # The last token is read in any case: the answer comes from its logits.
-        kept = _common_length(ids[:-1], context.tokens)
-        if kept < context.length:
+        if ids[: len(self._ids)] != self._ids:
             say("the template changed earlier text; reading again from there")
-            context.truncate(kept)
-        return ids[kept:]
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+        return ids

@@ -14,7 +14,6 @@ from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Branch, Engine
-    from llamay.kv import Context
     from llamay.kv.snapshot import Header, Key, SnapshotInfo
     from llamay.sampling import SamplingParams
 
@@ -51,15 +50,13 @@ def build(
     options: ModelOptions,
 ) -> None:
     """Read a text and save the context."""
-    from llamay.kv.snapshot import write_snapshot
-
     text, key = prompt_text(prompt, file), _read_key(context_key)
     engine = options.load()
-    ids = engine.encode_prompt(text)
+    ids = engine.model.encode_prompt(text)
     start = time.perf_counter()
-    branch = read_prompt(engine, engine.cache.new_context(), ids)
+    branch = read_prompt(engine, ids)
     prefill_s = time.perf_counter() - start
-    saved = write_snapshot(branch.context, target, engine.identity(), key=key)
+    saved = branch.save(target, key=key)
     if as_json:
         figures = {"tokens": len(ids), "prefill_s": prefill_s, "save_s": saved.seconds}
         print_json({"path": str(target), "bytes": saved.bytes, **figures})
@@ -85,16 +82,16 @@ def fork(
 ) -> None:
     """Restore a context and fork it."""
     engine = options.load()
-    context = _restore(engine, source, context_key, allow_legacy_snapshots)
-    before, pages = engine.cache.live_pages, len(context.page_ids)
+    branch = _restore(engine, source, context_key, allow_legacy_snapshots)
+    before, pages = engine.cache.live_pages, len(branch.context.page_ids)
     start = time.perf_counter()
-    branches = [context.fork() for _ in range(count)]
+    branches = branch.fork(count)
     seconds = time.perf_counter() - start
     page_bytes = engine.cache.store.page_bytes
     held, copied = engine.cache.live_pages * page_bytes, (count + 1) * pages * page_bytes
     figures = {
         "source": str(source),
-        "tokens": context.length,
+        "tokens": branch.length,
         "pages": pages,
         "branches": len(branches),
         "seconds": seconds,
@@ -107,7 +104,7 @@ def fork(
         print_json(figures)
         return
     _print_pairs(
-        ("source", f"{source}, {context.length} tokens, {pages} pages"),
+        ("source", f"{source}, {branch.length} tokens, {pages} pages"),
         ("branches", f"{count} in {format_time(seconds)} ({format_time(seconds / count)} each)"),
         ("pages allocated", str(figures["pages_allocated"])),
         ("pages a copy would need", str(figures["pages_a_copy_would_need"])),
@@ -159,14 +156,11 @@ def resume(
     """Continue from a file, reading more text first if there is any; nothing is read again."""
     engine = options.load()
     start = time.perf_counter()
-    context = _restore(engine, source, context_key, allow_legacy_snapshots)
-    restored = context.length
+    branch = _restore(engine, source, context_key, allow_legacy_snapshots)
+    restored = branch.length
     say(f"resumed {restored} tokens in {format_time(time.perf_counter() - start)}")
-    branch: Branch
     if prompt:
-        branch = read_prompt(engine, context, engine.tokenizer.encode(prompt, continues=True))
-    else:
-        branch = engine.resume(context)
+        branch = read_prompt(engine, engine.model.tokenizer.encode(prompt, continues=True), branch)
     start = time.perf_counter()
     (choice,) = stream_answers(engine, [branch], [params], show=not as_json)
     if as_json:
@@ -220,21 +214,13 @@ def _read_key(path: Path | None) -> "Key | None":
 
 def _restore(
     engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool
-) -> "Context":
-    from llamay.kv.snapshot import read_snapshot
-
-    restored = read_snapshot(
-        engine.cache,
-        source,
-        engine.identity(),
-        key=_read_key(context_key),
-        allow_legacy=allow_legacy,
-    )
+) -> "Branch":
+    restored = engine.restored(source, key=_read_key(context_key), allow_legacy=allow_legacy)
     if restored.warning:
         say(f"{source}: {restored.warning}")
     if restored.context.length == 0:
         raise UsageError(f"{source}: expected a context with tokens, found an empty one")
-    return restored.context
+    return engine.branch(restored)
 
 
 def _header_fields(header: "Header") -> dict[str, Any]:

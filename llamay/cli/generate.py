@@ -49,10 +49,10 @@ def command(
     engine = options.load()
     opened = time.perf_counter()
     as_chat = chat or system is not None
-    ids = _chat_ids(engine, text, system) if as_chat else engine.encode_prompt(text)
-    branch = read_prompt(engine, engine.cache.new_context(), ids)
+    ids = _chat_ids(engine, text, system) if as_chat else engine.model.encode_prompt(text)
+    branch = read_prompt(engine, ids)
     prefilled = time.perf_counter()
-    branches = [branch, *(engine.fork(branch) for _ in range(count - 1))]
+    branches = [branch, *branch.fork(count - 1)]
     each = [replace(params, seed=child_seed(params.seed, index)) for index in range(count)]
     choices = stream_answers(engine, branches, each, show=not as_json)
     if as_json:
@@ -79,4 +79,4 @@ def _chat_ids(engine: "Engine", text: str, system: str | None) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return encode_segments(engine.tokenizer, engine.chat_template().render(messages))
+    return encode_segments(engine.model.tokenizer, engine.model.chat_template().render(messages))

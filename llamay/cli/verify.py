@@ -35,7 +35,7 @@ def command(ctx: click.Context, tokens: int, as_json: bool, options: ModelOption
             }
             for check in checks
         ]
-        print_json({"model": engine.decoder.spec.name, "checks": rows, "ok": not failed})
+        print_json({"model": engine.model.name, "checks": rows, "ok": not failed})
     else:
         print_table(
             ("check", "result", "difference", "detail"),

@@ -1,0 +1,148 @@
+"""One answer while it is being written."""
+
+import time
+
+from llamay.engine.lookup import PromptLookup
+from llamay.engine.stop_text import StopText
+from llamay.events import Event, Failed, Finished, FinishReason, TextDelta
+from llamay.kv import Context
+from llamay.mlx_kernels import Float32Array
+from llamay.model.decoder import Rows
+from llamay.sampling import SamplingParams, choose
+from llamay.tokenizer import StreamingDecoder, Tokenizer
+
+
+class Answer:
+    """A context that goes on token by token.
+
+    After `begin` and after each `advance`, the next token is chosen and not yet committed; what
+    ends an answer is never committed.
+
+    index:    its branch in the request
+    answered: tokens at the context's end that an earlier run of this answer wrote
+    """
+
+    def __init__(
+        self,
+        index: int,
+        context: Context,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        context_size: int,
+        answered: int = 0,
+    ) -> None:
+        self.index = index
+        self.context = context
+        self.last_step = 0  # number of the step that it was in last
+        self._params = params
+        self._tokenizer = tokenizer
+        self._context_size = context_size
+        self._decoder = StreamingDecoder(tokenizer)
+        self._stop = StopText(params.stop)
+        self._history = list(context.tokens)
+        self._ids = self._history[len(self._history) - answered :]
+        for token in self._ids:
+            self._stop.feed(self._decoder.feed(token))
+        self._logits: Float32Array | None = None  # of the last committed position
+        self._chosen = (0, 0.0)  # the next token and its log-probability
+        self._draft: list[int] = []
+        self._lookup = PromptLookup()
+        self._started = time.perf_counter()
+        self._reason: FinishReason | None = None
+        self.failed = False
+        self.written = self.drafted = self.accepted = 0  # tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has told its end."""
+        return self.failed or self._reason is not None
+
+    def begin(self, logits: Float32Array) -> list[Event]:
+        """logits: [vocab] float32 of the context's last position."""
+        self._logits = logits
+        self._choose()
+        return self._ending()
+
+    def rows(self, step_rows: int, speculate: bool) -> Rows:
+        """The chosen token, and what may follow it.
+
+        step_rows: rows that the step computes anyway
+        """
+        self._draft = self._drafted(step_rows) if speculate else []
+        tokens = [self._chosen[0], *self._draft]
+        return Rows(self.context, tokens, logits=len(tokens))
+
+    def advance(self, logits: Float32Array) -> list[Event]:
+        """Takes a step's logits [len(rows), vocab]; the context then ends at what is kept of it."""
+        start = self.context.length - len(logits)
+        first = len(self._ids)
+        logprobs, text = [self._chosen[1]], [self._commit(logits[0])]
+        for guess, following in zip(self._draft, logits[1:], strict=True):
+            if self._reason or self._chosen[0] != guess:
+                break
+            logprobs.append(self._chosen[1])
+            text.append(self._commit(following))
+        if self._draft:
+            right = len(logprobs) - 1
+            self.drafted += len(self._draft)
+            self.accepted += right
+            self._lookup.judge(len(self._draft), right, len(self._history))
+        self.context.truncate(start + len(logprobs))
+        ids = tuple(self._ids[first:])
+        return [TextDelta(self.index, ids, tuple(logprobs), "".join(text)), *self._ending()]
+
+    def end(self, reason: FinishReason) -> list[Event]:
+        """Ends it here; keeps the last logits with the context."""
+        self._reason = reason
+        return self._ending()
+
+    def fail(self, error: BaseException) -> list[Event]:
+        """Ends it by an error; its context is what the last step left."""
+        self.failed = True
+        return [Failed(self.index, error)]
+
+    def _commit(self, logits: Float32Array) -> str:
+        """Takes up the chosen token, whose logits these are, and chooses the next."""
+        self._logits = logits
+        token = self._chosen[0]
+        self.written += 1
+        self._ids.append(token)
+        self._history.append(token)
+        text = self._stop.feed(self._decoder.feed(token))
+        self._choose()
+        return text
+
+    def _choose(self) -> None:
+        assert self._logits is not None
+        self._chosen = choose(self._logits, self._params, self._history, self._ids)
+        self._reason = self._end(self._chosen[0])
+
+    def _end(self, token: int) -> FinishReason | None:
+        """Why the answer ends before `token`, or None."""
+        if self._stop.found or token in self._tokenizer.stop_ids:
+            return "stop"
+        if self._params.max_tokens is not None and len(self._ids) >= self._params.max_tokens:
+            return "length"
+        if len(self._history) >= self._context_size:
+            return "context"
+        return None
+
+    def _drafted(self, step_rows: int) -> list[int]:
+        """A draft that neither the context's size nor max_tokens cuts off."""
+        room = self._context_size - len(self._history) - 1
+        if self._params.max_tokens is not None:
+            room = min(room, self._params.max_tokens - len(self._ids) - 1)
+        draft = self._lookup.draft(self._history, self._chosen[0], step_rows)
+        return draft[: max(0, room)]
+
+    def _ending(self) -> list[Event]:
+        if self._reason is None:
+            return []
+        if self._logits is not None:
+            # A copy: the row is a view into what the whole batch computed.
+            self.context.logits = self._logits.copy()
+        events: list[Event] = []
+        if rest := self._stop.feed(self._decoder.flush()) + self._stop.flush():
+            events.append(TextDelta(self.index, (), (), rest))
+        seconds = time.perf_counter() - self._started
+        return [*events, Finished(self.index, self._reason, len(self._ids), seconds)]

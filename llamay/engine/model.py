@@ -1,0 +1,128 @@
+"""A model ready to run: its decoder, its tokenizer, and what they were read from."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamay.errors import UsageError
+from llamay.formats import KVPrecision
+from llamay.gguf import open_gguf
+from llamay.hub import DEFAULT_MODEL, Progress, resolve, weights_digest
+from llamay.hub.progress import silent
+from llamay.kv import Cache
+from llamay.kv.snapshot import Identity
+from llamay.mlx_kernels import KernelSet, load_kernels, numerics_id
+from llamay.model.decoder import Decoder
+from llamay.tokenizer import ChatTemplate, Tokenizer
+
+MAX_PAGE_TOKENS = 1024
+
+
+def machine_memory() -> int:
+    """Bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an engine runs.
+
+    source:   path of the model's file
+    template: the file's chat template, or None
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    source: str
+    template: str | None
+
+    @classmethod
+    def load(
+        cls,
+        model: str = DEFAULT_MODEL,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        progress: Progress = silent,
+    ) -> "Model":
+        """Opens a model by path or name; the default one is pulled if it is not here.
+
+        Raises HubError if it cannot be found, GGUFError or UnsupportedModelError if it cannot be
+        run, UsageError for an option out of range.
+        """
+        path = resolve(model, progress)
+        kernels = load_kernels(device, threads)
+        with open_gguf(path) as file, ThreadPoolExecutor(1) as executor:
+            # The tokenizer's library and the packing of weights both run without the interpreter.
+            reading = executor.submit(Tokenizer.from_metadata, file.metadata, str(path))
+            decoder = Decoder(file, kernels)
+            tokenizer = reading.result()
+            template = file.metadata.get("tokenizer.chat_template")
+        if tokenizer.vocab_size > decoder.vocab_size:
+            raise UsageError(
+                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+                f"{decoder.vocab_size}; use another conversion of the model"
+            )
+        return cls(decoder, tokenizer, str(path), template)
+
+    @property
+    def name(self) -> str:
+        """The model's name by its file."""
+        return self.decoder.spec.name
+
+    def identity(self, progress: Progress = silent) -> Identity:
+        """What this model's contexts belong to. The first call may hash the whole file."""
+        return Identity(
+            self.decoder.spec.architecture,
+            self.decoder.vocab_size,
+            self.decoder.layout_sha256,
+            weights_digest(Path(self.source), progress),
+        )
+
+    def decoder_on(self, kernels: KernelSet) -> Decoder:
+        """The same model on other kernels. Raises GGUFError if its file has become unreadable."""
+        with open_gguf(self.source) as file:
+            return Decoder(file, kernels)
+
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template. Raises TemplateError if it has none or a broken one."""
+        metadata = {"tokenizer.chat_template": self.template}
+        return ChatTemplate.from_metadata(metadata, self.tokenizer, self.source)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a plain text, with bos if the model wants one; never empty.
+
+        Raises UsageError if nothing would be left to read.
+        """
+        ids = self.tokenizer.encode(text)
+        bos = self.tokenizer.bos_id
+        if bos is not None and (self.tokenizer.add_bos or not ids):
+            ids.insert(0, bos)
+        if not ids:
+            raise UsageError("prompt: expected some text, found none")
+        return ids
+
+    def new_cache(
+        self,
+        page_tokens: int = 64,
+        precision: KVPrecision = KVPrecision.F32,
+        budget_bytes: int | None = None,
+    ) -> Cache:
+        """An empty cache for this model's contexts.
+
+        budget_bytes: most memory for keys and values; None takes half of the machine's
+        Raises UsageError for a page size that the kernels do not take.
+        """
+        if page_tokens not in range(16, MAX_PAGE_TOKENS + 1, 16):
+            raise UsageError(
+                f"page-tokens: expected a multiple of 16 up to {MAX_PAGE_TOKENS}, "
+                f"found {page_tokens}"
+            )
+        layout = self.decoder.layout(page_tokens, precision)
+        return Cache(
+            self.decoder.kernels,
+            layout,
+            numerics=numerics_id(self.decoder.kernels, layout),
+            budget_bytes=machine_memory() // 2 if budget_bytes is None else budget_bytes,
+        )
