@@ -1,0 +1,1 @@
+"""Conversations as trees of turns that outlive the process."""
