@@ -1,0 +1,464 @@
+// Runs kernels: the threads of a threadgroup are fibers of one thread of the system, switched only
+// where they wait. A simdgroup runs until a barrier stops it, since a fair order of simdgroups would
+// hide missing barriers; within it, a lane runs until a collective call stops it.
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <ucontext.h>
+
+namespace host {
+
+Thread* current;
+Threadgroup threadgroup_now;
+const Launch* launch_now;
+
+namespace {
+
+constexpr size_t STACK_BYTES = 256 * 1024, ARENA_BYTES = 1 << 20, CANARY_BYTES = 64;
+constexpr unsigned MAX_SLOTS = 64;
+constexpr unsigned char CANARY = 0xC7;
+
+struct Slot {
+    unsigned char* memory;  // between two canaries
+    size_t bytes;
+};
+
+Thread threads[MAX_THREADS];
+Simdgroup simdgroups[MAX_SIMDGROUPS];
+unsigned returned, at_barrier;
+int barrier_line;
+uint32_t random_state;
+
+unsigned char *stacks, *arena;
+Slot slots[MAX_SLOTS];
+size_t arena_used, threadgroup_bytes;
+
+void (*kernel)(void* const*);
+void* const* buffers;
+Fault* fault_now;
+void* scheduler_stack;
+pthread_t executor;
+volatile sig_atomic_t running;
+sigjmp_buf recovery;
+char signal_stack[64 * 1024];
+
+uint32_t random_number() {  // xorshift32
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 17;
+    return random_state ^= random_state << 5;
+}
+
+bool schedule_is(Schedule schedule) { return launch_now->schedule == schedule; }
+
+}  // namespace
+
+// Saves the registers that a call preserves on this stack, its top in *save, and returns on another.
+extern "C" void host_switch(void** save, void* to);
+#if defined(__x86_64__)
+asm(R"(
+    .text
+    .hidden host_switch
+    .type host_switch, @function
+host_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+    .size host_switch, . - host_switch
+)");
+constexpr unsigned SAVED_WORDS = 8, RETURN_WORD = 6;  // an unused word keeps the stack aligned
+#elif defined(__aarch64__)
+asm(R"(
+    .text
+    .hidden host_switch
+    .type host_switch, @function
+host_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+    .size host_switch, . - host_switch
+)");
+constexpr unsigned SAVED_WORDS = 20, RETURN_WORD = 11;
+#else
+#error "no switch of stacks for this processor"
+#endif
+
+namespace {
+
+void record_fault(int line, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(fault_now->message, sizeof fault_now->message, format, arguments);
+    va_end(arguments);
+    fault_now->line = line;
+}
+
+// Leaves the threadgroup for good; its other threads are never resumed.
+[[noreturn]] void give_up() {
+    void* abandoned;
+    current = nullptr;
+    host_switch(&abandoned, scheduler_stack);
+    __builtin_unreachable();
+}
+
+// A set bit of a mask that has one, as the schedule likes.
+unsigned choose(uint32_t mask) {
+    if (schedule_is(FORWARD)) return __builtin_ctz(mask);
+    if (schedule_is(REVERSE)) return 31 - __builtin_clz(mask);
+    for (unsigned skipped = random_number() % __builtin_popcount(mask); skipped; skipped--)
+        mask &= mask - 1;
+    return __builtin_ctz(mask);
+}
+
+// The thread to run next, or null if none can.
+Thread* next_thread(Simdgroup* group) {
+    if (schedule_is(RANDOM) && random_number() % 8 == 0) group = nullptr;
+    if (!group || !group->ready) {
+        uint32_t candidates = 0;
+        for (unsigned i = 0; i < threadgroup_now.simdgroups; i++)
+            candidates |= uint32_t(simdgroups[i].ready != 0) << i;
+        if (!candidates) return nullptr;
+        group = &simdgroups[choose(candidates)];
+    }
+    unsigned lane = choose(group->ready);
+    group->ready &= ~(1u << lane);
+    return &threads[group->first_thread + lane];
+}
+
+// Runs others until this thread is ready and its turn comes.
+void wait(State why) {
+    Thread* self = current;
+    self->state = why;
+    current = next_thread(self->simdgroup);
+    if (current != self) host_switch(&self->stack_pointer, current ? current->stack_pointer : scheduler_stack);
+    self->state = RUNNING;
+}
+
+void complete(Simdgroup& group, unsigned turn) {
+    group.took_part[turn] = group.arrived;
+    if (group.combine) group.combine(group, turn);
+    group.ready |= group.arrived;
+    group.arrived = 0;
+}
+
+// A fiber's life: its kernel once per threadgroup.
+void live() {
+    for (;;) {
+        kernel(buffers);
+        Simdgroup& group = *current->simdgroup;
+        group.members &= ~(1u << current->lane);
+        returned++;
+        if (group.arrived && group.arrived == group.members) {
+            unsigned waiting = group.first_thread + __builtin_ctz(group.arrived);
+            complete(group, threads[waiting].turn ^ 1);
+        }
+        wait(RETURNED);
+    }
+}
+
+void make_fiber(unsigned index) {
+    // Stacks that start at different distances from a page boundary share no cache set.
+    unsigned char* top = stacks + STACK_BYTES * (index + 1) - 256 - index % 61 * 192;
+    void** words = reinterpret_cast<void**>(uintptr_t(top) & ~uintptr_t(63)) - SAVED_WORDS;
+    memset(words, 0, SAVED_WORDS * sizeof *words);
+    words[RETURN_WORD] = reinterpret_cast<void*>(live);
+    threads[index].stack_pointer = words;
+}
+
+void check_canaries() {
+    for (const Slot& slot : slots)
+        for (size_t i = 0; slot.memory && i < CANARY_BYTES; i++)
+            if (slot.memory[-1 - ptrdiff_t(i)] != CANARY || slot.memory[slot.bytes + i] != CANARY)
+                return record_fault(0, "a threadgroup array of %zu bytes was left by a write", slot.bytes);
+}
+
+// All ready threads have run: each must have returned.
+void check_all_returned() {
+    unsigned collective_count = 0, barrier_count = 0;
+    const Thread* waiting = nullptr;
+    for (unsigned i = 0; i < threadgroup_now.threads; i++) {
+        collective_count += threads[i].state == AT_COLLECTIVE;
+        barrier_count += threads[i].state == AT_BARRIER;
+        if (threads[i].state == AT_COLLECTIVE) waiting = &threads[i];
+    }
+    if (collective_count)
+        record_fault(waiting->line, "%u threads wait in %s, %u at threadgroup_barrier, %u returned",
+                     collective_count, waiting->call, barrier_count, returned);
+    else if (barrier_count)
+        record_fault(barrier_line, "%u threads wait at threadgroup_barrier, %u returned", barrier_count,
+                     returned);
+}
+
+uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+void start_threadgroup(Extent id) {
+    const Extent full = launch_now->threadgroup, grid = launch_now->grid;
+    const Extent start = {id.x * full.x, id.y * full.y, id.z * full.z};
+    const Extent size = {least(full.x, grid.x - start.x), least(full.y, grid.y - start.y),
+                         least(full.z, grid.z - start.z)};
+    threadgroup_now = {id, size, size.count(), (size.count() + LANES - 1) / LANES};
+    returned = at_barrier = 0;
+    arena_used = threadgroup_bytes = 0;
+    memset(slots, 0, sizeof slots);
+    for (unsigned i = 0; i < threadgroup_now.threads; i++) {
+        Thread& thread = threads[i];
+        thread.simdgroup = &simdgroups[i / LANES];
+        thread.lane = i % LANES;
+        thread.index = i;
+        thread.position = {i % size.x, i / size.x % size.y, i / size.x / size.y};
+        thread.grid_position = {start.x + thread.position.x, start.y + thread.position.y,
+                                start.z + thread.position.z};
+        thread.turn = 0;
+    }
+    for (unsigned i = 0; i < threadgroup_now.simdgroups; i++) {
+        Simdgroup& group = simdgroups[i];
+        group.first_thread = i * LANES;
+        const unsigned lanes = least(threadgroup_now.threads - i * LANES, LANES);
+        group.members = group.ready = lanes == LANES ? ~0u : (1u << lanes) - 1;
+        group.arrived = 0;
+    }
+}
+
+void run_threadgroup(Extent id) {
+    start_threadgroup(id);
+    current = next_thread(nullptr);
+    host_switch(&scheduler_stack, current->stack_pointer);
+    if (!fault_now->message[0]) check_all_returned();
+    if (!fault_now->message[0]) check_canaries();
+}
+
+uint32_t greatest_common_divisor(uint32_t a, uint32_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+// Threadgroups one after another; in the random schedule by strides that are coprime to the count.
+void run_grid() {
+    const Extent grid = launch_now->grid, size = launch_now->threadgroup;
+    const Extent groups = {(grid.x + size.x - 1) / size.x, (grid.y + size.y - 1) / size.y,
+                           (grid.z + size.z - 1) / size.z};
+    const uint32_t count = groups.count();
+    uint32_t stride = schedule_is(RANDOM) ? random_number() % count + 1 : 1;
+    while (greatest_common_divisor(stride, count) != 1) stride++;
+    for (uint32_t i = 0; i < count && !fault_now->message[0]; i++) {
+        uint32_t group = uint64_t(i) * stride % count;
+        if (schedule_is(REVERSE)) group = count - 1 - group;
+        run_threadgroup({group % groups.x, group / groups.x % groups.y, group / groups.x / groups.y});
+    }
+}
+
+const char* meaning(int signal_number) {
+    switch (signal_number) {
+    case SIGILL: return "index outside an array, or misaligned access";
+    case SIGFPE: return "integer division by zero";
+    case SIGALRM: return "no end";
+    default: return "access outside all buffers";
+    }
+}
+
+uintptr_t program_counter(void* context) {
+    const mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    return machine.gregs[REG_RIP];
+#else
+    return machine.pc;
+#endif
+}
+
+void on_signal(int signal_number, siginfo_t* info, void* context) {
+    if (!pthread_equal(pthread_self(), executor)) {
+        if (signal_number == SIGALRM) pthread_kill(executor, SIGALRM);
+        else signal(signal_number, SIG_DFL);  // it happens again and ends the process
+        return;
+    }
+    if (!running) return;
+    if (fault_now->message[0] == 0) {
+        Dl_info library;
+        const uintptr_t counter = program_counter(context);
+        if (dladdr(reinterpret_cast<void*>(counter), &library) &&
+            dladdr(reinterpret_cast<void*>(kernel), &library) &&
+            counter > uintptr_t(library.dli_fbase))
+            fault_now->program_counter = counter - uintptr_t(library.dli_fbase);
+        if (signal_number == SIGSEGV || signal_number == SIGBUS)
+            fault_now->address = reinterpret_cast<uintptr_t>(info->si_addr);
+        const Extent id = threadgroup_now.id;
+        record_fault(0, "%s, by thread %u of threadgroup (%u, %u, %u)", meaning(signal_number),
+                     current ? current->index : 0, id.x, id.y, id.z);
+    }
+    siglongjmp(recovery, 1);
+}
+
+void* reserve(size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? nullptr : memory;
+}
+
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGALRM};
+
+// Runs the grid with signals turned into faults.
+void run_guarded() {
+    struct sigaction action = {}, before[sizeof SIGNALS / sizeof *SIGNALS];
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    stack_t stack = {}, stack_before;
+    stack.ss_sp = signal_stack;
+    stack.ss_size = sizeof signal_stack;
+    sigaltstack(&stack, &stack_before);
+    for (unsigned i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++)
+        sigaction(SIGNALS[i], &action, &before[i]);
+    itimerval timer = {}, timer_before;
+    timer.it_value.tv_sec = launch_now->timeout_s;
+    setitimer(ITIMER_REAL, &timer, &timer_before);
+    if (sigsetjmp(recovery, 1) == 0) {
+        running = 1;
+        run_grid();
+    }
+    running = 0;
+    setitimer(ITIMER_REAL, &timer_before, nullptr);
+    for (unsigned i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++)
+        sigaction(SIGNALS[i], &before[i], nullptr);
+    sigaltstack(&stack_before, nullptr);
+}
+
+}  // namespace
+
+unsigned collective(Combine combine, const char* call, int line) {
+    Thread& self = *current;
+    Simdgroup& group = *self.simdgroup;
+    const unsigned turn = self.turn;
+    self.turn ^= 1;
+    self.call = call;
+    self.line = line;
+    if (!group.arrived) {
+        group.combine = combine;
+        group.call = call;
+        group.line = line;
+    } else if (group.line != line || group.combine != combine) {
+        record_fault(line, "lanes of simdgroup %u are apart: one in %s in line %d, another in %s in line %d",
+                     self.index / LANES, group.call, group.line, call, line);
+        give_up();
+    }
+    group.arrived |= 1u << self.lane;
+    if (group.arrived != group.members) {
+        wait(AT_COLLECTIVE);
+        return turn;
+    }
+    complete(group, turn);
+    if (schedule_is(RANDOM) && random_number() % 2)
+        wait(RUNNING);
+    else
+        group.ready &= ~(1u << self.lane);
+    return turn;
+}
+
+void demand_full_simdgroup(const char* call, int line) {
+    if (current->simdgroup->members == ~0u) return;
+    record_fault(line, "%s in a simdgroup of %d lanes", call, __builtin_popcount(current->simdgroup->members));
+    give_up();
+}
+
+void barrier(int line) {
+    Thread& self = *current;
+    self.call = "threadgroup_barrier";
+    self.line = line;
+    if (at_barrier && line != barrier_line) {
+        record_fault(line, "threads are apart: one at threadgroup_barrier in line %d, another in line %d",
+                     barrier_line, line);
+        give_up();
+    }
+    barrier_line = line;
+    if (++at_barrier != threadgroup_now.threads) return wait(AT_BARRIER);
+    at_barrier = 0;
+    for (unsigned i = 0; i < threadgroup_now.simdgroups; i++) simdgroups[i].ready = simdgroups[i].members;
+    self.simdgroup->ready &= ~(1u << self.lane);
+}
+
+// Fresh memory is NaN, for floats of all sizes, and aligned no better than the declaration asks.
+void* threadgroup_slot(unsigned number, size_t bytes, size_t alignment) {
+    if (number >= MAX_SLOTS) {
+        record_fault(0, "more than %u threadgroup arrays", MAX_SLOTS);
+        give_up();
+    }
+    Slot& slot = slots[number];
+    if (slot.memory) return slot.memory;
+    threadgroup_bytes += (bytes + 15) / 16 * 16;
+    if (threadgroup_bytes > launch_now->threadgroup_bytes) {
+        record_fault(0, "%zu bytes of threadgroup memory; %u are allowed", threadgroup_bytes,
+                     launch_now->threadgroup_bytes);
+        give_up();
+    }
+    const size_t least_aligned = 256;
+    slot.bytes = bytes;
+    slot.memory = arena + (arena_used + CANARY_BYTES + least_aligned - 1) / least_aligned * least_aligned;
+    if (alignment < least_aligned) slot.memory += alignment;
+    memset(slot.memory - CANARY_BYTES, CANARY, CANARY_BYTES);
+    memset(slot.memory, 0xFF, bytes);
+    memset(slot.memory + bytes, CANARY, CANARY_BYTES);
+    arena_used = slot.memory - arena + bytes + CANARY_BYTES;
+    return slot.memory;
+}
+
+// Runs a kernel once. fault: zeroed
+extern "C" void host_launch(void (*run)(void* const*), void* const* arguments, const Launch* launch,
+                            Fault* fault) {
+    static bool fibers_are_usable = false;
+    if (!stacks) {
+        stacks = static_cast<unsigned char*>(reserve(STACK_BYTES * MAX_THREADS));
+        arena = static_cast<unsigned char*>(reserve(ARENA_BYTES));
+        if (!stacks || !arena) {
+            fault_now = fault;
+            return record_fault(0, "no memory for stacks");
+        }
+    }
+    if (!fibers_are_usable)
+        for (unsigned i = 0; i < MAX_THREADS; i++) make_fiber(i);
+    kernel = run;
+    buffers = arguments;
+    launch_now = launch;
+    fault_now = fault;
+    random_state = launch->seed * 2654435761u | 1;
+    executor = pthread_self();
+    run_guarded();
+    fibers_are_usable = !fault->message[0];
+}
+
+}  // namespace host
