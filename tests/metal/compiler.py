@@ -36,7 +36,7 @@ DECLARATION = re.compile(
 )
 
 
-class MetalFault(AssertionError):
+class MetalError(AssertionError):
     """A kernel that does not compile, or did what no kernel may."""
 
 
@@ -101,7 +101,7 @@ def fixed_ingredients() -> bytes:
 
 
 def library(source: str, flags: list[str]) -> Path:
-    """The library made from C++ source, compiled unless it is there. Raises MetalFault."""
+    """The library made from C++ source, compiled unless it is there. Raises MetalError."""
     ingredients = [source, *COMPILER, *flags]
     name = hashlib.sha256(fixed_ingredients() + "\0".join(ingredients).encode()).hexdigest()[:24]
     path = CACHE / f"{name}.so"
@@ -116,7 +116,7 @@ def library(source: str, flags: list[str]) -> Path:
             command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         if result.returncode:
-            raise MetalFault(f"{source_path} does not compile:\n{result.stdout[:8000]}")
+            raise MetalError(f"{source_path} does not compile:\n{result.stdout[:8000]}")
         part.replace(path)
     return path
 

@@ -1,9 +1,9 @@
 """Runs kernels of `mx.fast.metal_kernel` on the CPU, from the same text and with the same call.
 
-A kernel runs once in each schedule: threads and threadgroups forward, in reverse, and at random. All
-must give the same bits. What a GPU would pass over, or answer with garbage or a hang, raises
-MetalFault: an access outside a buffer or an array, a write to an input, a misaligned access, threads
-that wait at different barriers or collective calls, too much threadgroup memory, no end.
+A kernel runs once in each schedule: threads and threadgroups forward, in reverse, and at random.
+All must give the same bits. What a GPU would pass over, or answer with garbage or a hang, raises
+MetalError: an access outside a buffer or an array, a write to an input, a misaligned access,
+threads that wait at different barriers or collective calls, too much threadgroup memory, no end.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.metal.buffers import GuardedBuffer
-from tests.metal.compiler import MetalFault, kernel_library, runtime_library, source_line
+from tests.metal.compiler import MetalError, kernel_library, runtime_library, source_line
 from tests.metal.signature import Kernel, Operand, Template, Variant, variant_of
 
 SCHEDULES = ("forward", "reverse", "random")
@@ -116,7 +116,7 @@ class Call:
     threadgroup: tuple[int, int, int]
 
     def run(self, schedule: str) -> dict[str, NDArray[np.uint8]]:
-        """Runs it once; returns the outputs' bytes. Raises MetalFault."""
+        """Runs it once; returns the outputs' bytes. Raises MetalError."""
         buffers: list[GuardedBuffer] = []
         try:
             for parameter in self.loaded.variant.parameters:
@@ -157,7 +157,7 @@ class Call:
             self.loaded.run, addresses, ctypes.byref(launch), ctypes.byref(fault)
         )
         if fault.message:
-            raise MetalFault(self._explain(fault, buffers, schedule))
+            raise MetalError(self._explain(fault, buffers, schedule))
 
     def _explain(self, fault: _Fault, buffers: Sequence[GuardedBuffer], schedule: str) -> str:
         message = f"{self.kernel.name}: {fault.message.decode()} ({schedule} schedule)"
@@ -197,7 +197,7 @@ class HostKernel:
         """Evaluates the inputs and runs the kernel; see `mx.fast.metal_kernel`.
 
         Outputs are 0xFF bytes, NaN if they are floats, where the kernel writes nothing and
-        `init_value` is None. Raises MetalFault.
+        `init_value` is None. Raises MetalError.
         """
         arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
         mx.eval(arrays)
@@ -275,17 +275,17 @@ def _check_limits(call: Call) -> None:
     threads = int(np.prod(call.threadgroup))
     name = call.kernel.name
     if not 0 < threads <= MAX_THREADS:
-        raise MetalFault(
+        raise MetalError(
             f"{name}: {threads} threads in a threadgroup; 1 to {MAX_THREADS} are allowed"
         )
     if min(call.grid) < 1:
-        raise MetalFault(f"{name}: the grid {call.grid} is empty")
+        raise MetalError(f"{name}: the grid {call.grid} is empty")
     if (count := len(call.loaded.variant.parameters)) > MAX_BUFFERS:
-        raise MetalFault(f"{name}: {count} buffers; Metal has {MAX_BUFFERS}")
+        raise MetalError(f"{name}: {count} buffers; Metal has {MAX_BUFFERS}")
     if call.kernel.ensure_row_contiguous:
         for input_name, given in call.inputs.items():
             if not given.row_contiguous:
-                raise MetalFault(
+                raise MetalError(
                     f"{name}: {input_name} is strided, so that MLX copies it at every call"
                 )
 
@@ -293,11 +293,11 @@ def _check_limits(call: Call) -> None:
 def _demand_equal(
     first: NDArray[np.uint8], other: NDArray[np.uint8], dtype: mx.Dtype, what: str, schedule: str
 ) -> None:
-    """Raises MetalFault unless a schedule gave the bytes that the first one gave."""
+    """Raises MetalError unless a schedule gave the bytes that the first one gave."""
     differing = np.flatnonzero(first != other) // dtype.size
     if differing.size:
         index, count = differing[0], np.unique(differing).size
-        raise MetalFault(
+        raise MetalError(
             f"{what} depends on the order of threads: {count} elements differ in the {schedule}"
             f" schedule, first at flat index {index}"
         )
