@@ -53,7 +53,7 @@ def new_file(path: Path) -> Iterator[NewFile]:
             file = NewFile(descriptor)
             yield file
             start = time.perf_counter()
-            _to_disk(descriptor)
+            to_disk(descriptor)
             temporary.replace(path)
             _folder_to_disk(path.parent)
             file.fsync_seconds = time.perf_counter() - start
@@ -109,7 +109,7 @@ def _make_folders(folder: Path) -> None:
         missing.mkdir(0o700, exist_ok=True)
 
 
-def _to_disk(descriptor: int) -> None:
+def to_disk(descriptor: int) -> None:
     if hasattr(fcntl, "F_FULLFSYNC"):  # on macOS, fsync leaves data in the drive's own cache
         with suppress(OSError):  # which not every file system knows
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
