@@ -278,7 +278,7 @@ def test_reader_of_the_old_file_is_not_disturbed(tmp_path: Path) -> None:
 def test_snapshot_seconds_leave_the_disk_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_to_disk", lambda descriptor: time.sleep(0.3))
+    monkeypatch.setattr(files, "to_disk", lambda descriptor: time.sleep(0.3))
     info = write_snapshot(fill(new_cache(), TOKENS), tmp_path / NAME, IDENTITY)
     assert info.fsync_seconds >= 0.3
     assert info.seconds < 0.3
