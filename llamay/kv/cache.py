@@ -1,15 +1,42 @@
 """The one class of the state engine that others use."""
 
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from llamay.formats import KVLayout
 from llamay.kv.context import Context
+from llamay.kv.pages import Holder
 from llamay.kv.prefix_tree import Node, PrefixTree, RecencyList
 from llamay.kv.store import PageStore
 from llamay.mlx_kernels import KernelSet
 
 TREE_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """How a context's pages are held, by how many contexts that somebody works with or has parked.
+
+    runs: (pages, contexts) in position order: so many pages in a row, each held by so many
+          contexts, this one among them; the later, the fewer
+    tree: pages that the prefix tree holds too
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    tree: int
+
+    @property
+    def pages(self) -> int:
+        """All pages of the context."""
+        return sum(pages for pages, _ in self.runs)
+
+    @property
+    def own(self) -> int:
+        """Pages that no other such context holds."""
+        return self.runs[-1][0] if self.runs and self.runs[-1][1] == 1 else 0
 
 
 class Cache:
@@ -20,7 +47,7 @@ class Cache:
                     the same id is ever matched
     pages_per_slab: see `PageStore`
     tree_bytes:     most bytes of pages that the prefix tree alone keeps alive
-    budget_bytes:   most bytes of pages in use; what the tree keeps goes first
+    budget_bytes:   most bytes of pages in use; parked contexts go first, then what the tree keeps
     """
 
     def __init__(
@@ -34,12 +61,13 @@ class Cache:
         budget_bytes: int | None = None,
     ) -> None:
         self.store = PageStore(kernels, layout, pages_per_slab, budget_bytes)
-        self.store.make_room, self.store.trim = self._evict_oldest, self._trim
+        self.store.make_room, self.store.trim = self._make_room, self._trim
         self.numerics = numerics
         self._max_tree_pages = tree_bytes // self.store.page_bytes
         self._lock = threading.RLock()
         self._trees: dict[str, PrefixTree] = {}
         self._recency = RecencyList()
+        self._parked: WeakKeyDictionary[Context, None] = WeakKeyDictionary()  # the oldest first
 
     def new_context(self, numerics: str | None = None) -> Context:
         """An empty context; `numerics` if something else than this cache's kernels fills it."""
@@ -74,7 +102,7 @@ class Cache:
             if found and found[1] == kept.length:
                 self._recency.touch(found[0], tree)
             elif kept.length:
-                leaf, redundant = tree.insert(kept.tokens, kept.forked(kept.length, by_tree=True))
+                leaf, redundant = tree.insert(kept.tokens, kept.forked(kept.length, Holder.TREE))
                 self._recency.touch(leaf, tree)
                 if redundant:
                     self._drop(redundant)
@@ -86,12 +114,49 @@ class Cache:
             while self._evict_oldest():
                 pass
 
+    def park(self, context: Context) -> None:
+        """Says that a context is idle and safe on disk: it may be closed when room is needed.
+
+        Parked contexts go before anything retained, the least recently parked first. A parked one
+        can be forked, retained and closed; `reserve` and `in_use` refuse it with ValueError.
+        Raises ContextBusyError if anybody owns it.
+        """
+        with self._lock:
+            context.hold(Holder.PARKED)
+            self._parked.pop(context, None)
+            self._parked[context] = None
+
+    def unpark(self, context: Context) -> bool:
+        """The reverse; False if the context has lost its pages and is empty (or always was)."""
+        with self._lock:
+            if self._parked.pop(context, False) is None:
+                context.hold(Holder.USER)
+            return bool(context.page_ids)
+
     def room(self) -> tuple[int | None, int]:
-        """Pages that the budget leaves free, None if it has no bound; those only the tree keeps."""
+        """Pages that the budget leaves free, None if it has no bound; those that nobody uses."""
         with self._lock:
             self._trim()
             ids, most = self.store.ids, self.store.max_pages
-            return None if most is None else most - ids.live, ids.tree_only
+            return None if most is None else most - ids.live, ids.idle_only
+
+    def pages_of(self, context: Context) -> PageUse:
+        """How a context's pages are held; takes some microseconds, however many they are."""
+        with self._lock:
+            self.store.release_orphans()
+            ids, pages, runs = self.store.ids, context.page_ids, []
+
+            def sharers(page: int) -> int:
+                return ids.ref_count(page) - ids.tree_count(page)
+
+            start = 0
+            while start < len(pages):  # who holds a page holds all before it: counts only fall
+                count = sharers(pages[start])
+                end = bisect_left(pages, 1 - count, start, key=lambda page: -sharers(page))
+                runs.append((end - start, count))
+                start = end
+            tree = bisect_left(pages, 1, key=lambda page: ids.tree_count(page) == 0)
+            return PageUse(tuple(runs), tree)
 
     @property
     def live_pages(self) -> int:
@@ -115,6 +180,17 @@ class Cache:
                 leaf: tuple(path) for tree in self._trees.values() for path, leaf in tree.leaves()
             }
             return [paths[leaf] for leaf in self._recency]
+
+    def _make_room(self) -> None:
+        """Closes the least recently parked context, or forgets the least recently used leaf."""
+        parked = next(iter(self._parked), None)
+        if parked is None:
+            evicted = self._evict_oldest()
+            assert evicted, "there is nothing to give up"
+            return
+        del self._parked[parked]
+        parked.drop()
+        parked.hold(Holder.USER)
 
     def _evict_oldest(self) -> bool:
         """Forgets the least recently used leaf; False if there is none."""
@@ -154,23 +230,29 @@ class Cache:
             assert self.store.ids.tree_only <= self._max_tree_pages, "the tree is over its bound"
 
     def _check_pages(self) -> None:
-        """A page's ref count is the number of contexts that hold it; every page has a place."""
+        """A page's counts are the numbers of contexts that hold it; every page has a place."""
         ids, page_tokens = self.store.ids, self.store.layout.page_tokens
-        holders: dict[int, int] = {}
-        by_tree: dict[int, int] = {}
+        holders: dict[int, list[Context]] = {}
         for context in self.store.contexts:
             pages = context.page_ids
             assert len(set(pages)) == len(pages), "a context holds a page twice"
             assert context.length <= len(pages) * page_tokens
+            assert (context.holder is Holder.PARKED) == (context in self._parked)
             for page in pages:
-                holders[page] = holders.get(page, 0) + 1
-                by_tree[page] = by_tree.get(page, 0) + context.held_by_tree
-        for page, count in holders.items():
-            assert ids.ref_count(page) == count, f"page {page}: wrong ref count"
-            assert ids.tree_count(page) == by_tree[page], f"page {page}: wrong tree count"
+                holders.setdefault(page, []).append(context)
+        for page, contexts in holders.items():
+            kinds = [context.holder for context in contexts]
+            assert ids.ref_count(page) == len(kinds), f"page {page}: wrong ref count"
+            assert ids.user_count(page) == kinds.count(Holder.USER), f"page {page}: wrong users"
+            assert ids.tree_count(page) == kinds.count(Holder.TREE), (
+                f"page {page}: wrong tree count"
+            )
+            assert len({tuple(c.page_ids[: c.page_ids.index(page)]) for c in contexts}) == 1
             assert len(self.store.slabs.arrays[page // self.store.slabs.pages_per_slab])
         assert ids.live == len(holders), "a page is held by nobody"
-        assert ids.tree_only == sum(holders[page] == by_tree[page] for page in holders)
+        kinds_of = [{context.holder for context in contexts} for contexts in holders.values()]
+        assert ids.tree_only == kinds_of.count({Holder.TREE})
+        assert ids.idle_only == sum(Holder.USER not in kinds for kinds in kinds_of)
         slabs = {page // self.store.slabs.pages_per_slab for page in holders}
         in_memory = {i for i, array in enumerate(self.store.slabs.arrays) if len(array)}
         assert slabs == in_memory, "a slab without pages is kept, or one with pages is gone"

@@ -13,8 +13,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from llamay.errors import BudgetError, ContextBusyError
+from llamay.errors import ContextBusyError
 from llamay.formats import KVLayout
+from llamay.kv.pages import Holder
 from llamay.kv.store import PageStore
 from llamay.mlx_kernels import ByteArray, Float32Array
 
@@ -36,7 +37,7 @@ class Context:
         self._length = 0
         self._reserved_end = 0  # positions from `length` to here may be written
         self._owner: int | None = None
-        self._by_tree = False
+        self._holder = Holder.USER
         self.numerics = numerics
         self.logits: Float32Array | None = None
         store.contexts.add(self)
@@ -44,7 +45,7 @@ class Context:
     def __del__(self) -> None:
         # Collection can happen anywhere, within the store's own bookkeeping too: only leave a note.
         if self._page_ids:
-            self._store.orphans.append((self._page_ids, self._by_tree))
+            self._store.orphans.append((self._page_ids, self._holder))
 
     @property
     def length(self) -> int:
@@ -72,14 +73,18 @@ class Context:
         return sum(self._store.ids.ref_count(page) == 1 for page in self._page_ids)
 
     @property
-    def held_by_tree(self) -> bool:
-        """Whether the prefix tree keeps it, rather than somebody who works with it."""
-        return self._by_tree
+    def holder(self) -> Holder:
+        """Who keeps it."""
+        return self._holder
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Makes this thread the owner. Raises ContextBusyError if another thread is."""
+        """Makes this thread the owner. Raises ContextBusyError if another thread is.
+
+        Raises ValueError if it is parked.
+        """
         with self._exclusive():
+            self._refuse_parked()
             before, self._owner = self._owner, threading.get_ident()
         try:
             yield
@@ -95,10 +100,13 @@ class Context:
         """Makes positions [length, length + count) writable by this context alone.
 
         Copies at most one page: the one that `length` lies in, if another context holds it too.
-        Raises BudgetError or MemoryError, with the context as it was, if pages cannot be had.
+        Raises BudgetError or MemoryError, with the context as it was, if pages cannot be had;
+        ValueError if it is parked.
         """
         with self._exclusive():
+            self._refuse_parked()
             page_tokens, had = self._store.layout.page_tokens, len(self._page_ids)
+            self.check_room(count)
             try:
                 while len(self._page_ids) * page_tokens < self._length + count:
                     self._page_ids.append(self._store.allocate())
@@ -110,6 +118,12 @@ class Context:
             finally:
                 self._store.trim()
             self._reserved_end = max(self._reserved_end, self._length + count)
+
+    def check_room(self, count: int) -> None:
+        """Raises BudgetError if `reserve` would, for so many positions."""
+        with self._exclusive():
+            self._store.release_orphans()
+            self._store.require(self._new_pages(count))
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Publishes positions that a step has written: `tokens` are those after `length`.
@@ -165,36 +179,56 @@ class Context:
                 raise ContextBusyError("the context is in use by another thread; wait for its step")
             yield
 
-    def forked(self, length: int, *, by_tree: bool = False) -> "Context":
-        """A context of the first `length` positions, held by the tree or by somebody else."""
+    def forked(self, length: int, holder: Holder = Holder.USER) -> "Context":
+        """A context of the first `length` positions."""
         child = Context(self._store, self._lock, self.numerics)
         child._page_ids = self._page_ids[: -(-length // self._store.layout.page_tokens)]
-        child._by_tree = by_tree
-        self._store.ids.retain(child._page_ids, by_tree=by_tree)
+        child._holder = holder
+        if self._holder is holder is Holder.USER:
+            self._store.ids.retain_beside_user(child._page_ids)
+        else:
+            self._store.ids.retain(child._page_ids, holder)
         child._tokens, child._length = self._tokens, length
         if length == self._length:
             child.logits = self.logits
         return child
 
+    def hold(self, holder: Holder) -> None:
+        """Makes it one of another kind. Raises ContextBusyError if anybody owns it."""
+        with self._lock:
+            if self._owner is not None:
+                raise ContextBusyError("the context is in use; wait for its step")
+            self._store.ids.change(self._page_ids, self._holder, holder)
+            self._holder = holder
+
     def drop(self) -> None:
-        """`close` for the tree's own contexts, whose owner is the tree."""
+        """`close` for a context that nobody works with; the tree is not trimmed."""
         self._release_from(0)
         self._length, self.logits = 0, None
+
+    def _refuse_parked(self) -> None:
+        if self._holder is Holder.PARKED:
+            raise ValueError("the context is parked; unpark it before it is used")
+
+    def _new_pages(self, count: int) -> int:
+        """How many pages `reserve` needs, at the least."""
+        page_tokens = self._store.layout.page_tokens
+        pages = max(0, -(-(self._length + count) // page_tokens) - len(self._page_ids))
+        if not count or self._length % page_tokens == 0:
+            return pages
+        # Holders that are no users give the page up, if need be, rather than have it copied.
+        return pages + (self._store.ids.user_count(self._page_ids[self._length // page_tokens]) > 1)
 
     def _release_from(self, index: int) -> None:
         """Releases pages [index, end), the last first, so that no page is listed twice."""
         while len(self._page_ids) > index:
-            self._store.release(self._page_ids.pop(), by_tree=self._by_tree)
+            self._store.release(self._page_ids.pop(), self._holder)
 
     def _writable(self, index: int) -> None:
         """Makes page `index` this context's own: the only place where a page is copied."""
-        page = self._page_ids[index]
-        if self._store.ids.ref_count(page) == 1:
-            return
-        try:
+        page, ref_count = self._page_ids[index], self._store.ids.ref_count
+        while ref_count(page) > 1 and self._store.full:
+            self._store.make_room()  # which may leave the page to this context alone
+        if ref_count(page) > 1:
             self._page_ids[index] = self._store.copy(page)
-        except BudgetError:
-            if self._store.ids.ref_count(page) > 1:
-                raise
-            return  # the tree held it too, and has given it up to make room
-        self._store.release(page)
+            self._store.release(page)

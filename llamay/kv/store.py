@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 from llamay.errors import BudgetError
 from llamay.formats import KVLayout
-from llamay.kv.pages import PageIds
+from llamay.kv.pages import Holder, PageIds
 from llamay.mlx_kernels import KernelSet, Slabs
 
 if TYPE_CHECKING:
@@ -36,11 +36,31 @@ class PageStore:
         self.ids = PageIds()
         self.slabs = Slabs(layout, pages_per_slab or max(1, SLAB_BYTES // self.page_bytes), [])
         self.contexts: WeakSet[Context] = WeakSet()
-        self.orphans: list[tuple[list[int], bool]] = []  # (pages, by tree) of collected contexts
-        # Set by the cache. make_room gives up something kept and says whether there was any; trim
-        # keeps the prefix tree within its bound after pages were released.
-        self.make_room: Callable[[], bool] = lambda: False
+        self.orphans: list[tuple[list[int], Holder]] = []  # pages of collected contexts
+        # Set by the cache. make_room gives up something that nobody uses; trim keeps the prefix
+        # tree within its bound after pages were released.
+        self.make_room: Callable[[], object] = lambda: None
         self.trim: Callable[[], None] = lambda: None
+
+    def require(self, count: int) -> None:
+        """Raises BudgetError unless `count` more pages can be had, by giving up what nobody uses.
+
+        So nothing is given up for what fails in the end.
+        """
+        if self.max_pages is None:
+            return
+        left = self.max_pages - self.ids.live + self.ids.idle_only
+        if count > left:
+            raise BudgetError(
+                f"the context memory budget holds {self.max_pages} pages of {self.page_bytes} "
+                f"bytes, {left} of them are left, and {count} are needed; close branches or raise "
+                "--ctx-mem-budget"
+            )
+
+    @property
+    def full(self) -> bool:
+        """Whether the budget has no room for another page."""
+        return self.max_pages is not None and self.ids.live >= self.max_pages
 
     def allocate(self) -> int:
         """A page with one holder and undefined content.
@@ -48,13 +68,9 @@ class PageStore:
         Raises BudgetError if the pages in use leave no room, MemoryError if the system does.
         """
         self.release_orphans()
-        while self.max_pages is not None and self.ids.live >= self.max_pages:
-            if not self.make_room():
-                raise BudgetError(
-                    f"the context memory budget holds {self.max_pages} pages of "
-                    f"{self.page_bytes} bytes, and all are in use; close branches or raise "
-                    "--ctx-mem-budget"
-                )
+        while self.full:
+            self.require(1)
+            self.make_room()
         page = self.ids.allocate()
         slab = page // self.slabs.pages_per_slab
         try:
@@ -67,9 +83,9 @@ class PageStore:
             raise
         return page
 
-    def release(self, page: int, *, by_tree: bool = False) -> None:
+    def release(self, page: int, holder: Holder = Holder.USER) -> None:
         """Takes a holder away; the slab goes with its last page."""
-        if not self.ids.release(page, by_tree=by_tree):
+        if not self.ids.release(page, holder):
             return
         per_slab = self.slabs.pages_per_slab
         start = page // per_slab * per_slab
@@ -79,9 +95,9 @@ class PageStore:
     def release_orphans(self) -> None:
         """Releases what contexts held that were collected without being closed."""
         while self.orphans:
-            pages, by_tree = self.orphans.pop()
+            pages, holder = self.orphans.pop()
             for page in pages:
-                self.release(page, by_tree=by_tree)
+                self.release(page, holder)
 
     def copy(self, page: int) -> int:
         """A new page with the content of `page`."""

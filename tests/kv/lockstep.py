@@ -4,6 +4,7 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ class LockStep:
 
     def extend(self, index: int, count: int, tokens: Sequence[int]) -> None:
         """Appends `count` positions, whose tokens repeat `tokens`."""
-        context, model = self._pair(index)
+        context, model = self._worked_with(index)
         count = min(count, MAX_PAGES * self.config.page_tokens - context.length)
         if not self._reserve(context, model, count):
             return
@@ -120,14 +121,14 @@ class LockStep:
 
     def cancel(self, index: int, count: int) -> None:
         """A step that has written its rows and then does not commit."""
-        context, model = self._pair(index)
+        context, model = self._worked_with(index)
         if self._reserve(context, model, count):
             write_values(self.cache, context, self._new_values(count))
 
     def extend_without_memory(self, index: int, count: int, slabs: int) -> None:
         """A step for which the system gives only so many slabs; without a budget only, for what
         would have been evicted before it failed is not predicted."""
-        context, model = self._pair(index)
+        context, model = self._worked_with(index)
         self.kernels.slabs_left = slabs
         copies = self.kernels.copies
         before = (context.length, list(context.page_ids), self.cache.live_pages)
@@ -166,6 +167,18 @@ class LockStep:
         _, model = self.pairs.pop(index % len(self.pairs))
         self.model.forget(model)
 
+    def park(self, index: int) -> None:
+        context, model = self._pair(index)
+        self.cache.park(context)
+        self.model.park(model)
+        with pytest.raises(ValueError, match="unpark"):
+            context.reserve(1)
+
+    def unpark(self, index: int) -> None:
+        context, model = self._pair(index)
+        assert self.cache.unpark(context) == bool(model.pages)
+        self.model.unpark(model)
+
     def retain(self, index: int) -> None:
         context, model = self._pair(index)
         pages = self.cache.live_pages
@@ -189,7 +202,7 @@ class LockStep:
 
     def snapshot(self, index: int, kv: KVPrecision | None) -> None:
         """Writes a snapshot whose payload loses nothing; the oldest are forgotten."""
-        context, model = self._pair(index)
+        context, model = self._worked_with(index)
         path = self.folder / f"{len(self.snapshots) % MAX_SNAPSHOTS}.llamayctx"
         write_snapshot(context, path, IDENTITY, kv=kv)
         self.snapshots = [pair for pair in self.snapshots if pair[0] != path]
@@ -237,6 +250,13 @@ class LockStep:
         counts = [self.model.ref_count(page) for page in expected.pages]
         assert [ref_count(page) for page in context.page_ids] == counts
         assert context.own_pages == counts.count(1)
+        use = self.cache.pages_of(context)
+        retained = [entry.pages for entry in self.model.retained]
+        by_tree = [sum(page in pages for pages in retained) for page in expected.pages]
+        sharers = [count - tree for count, tree in zip(counts, by_tree, strict=True)]
+        assert use.runs == tuple((len(list(run)), count) for count, run in groupby(sharers))
+        assert use.tree == sum(count > 0 for count in by_tree)
+        assert (use.pages, use.own) == (len(sharers), sharers.count(1))
 
     def finish(self) -> None:
         """Closes everything: the cache must then be empty."""
@@ -248,6 +268,11 @@ class LockStep:
 
     def _pair(self, index: int) -> tuple[Context, ModelContext]:
         return self.pairs[index % len(self.pairs)]
+
+    def _worked_with(self, index: int) -> tuple[Context, ModelContext]:
+        """A pair that is not parked, or no longer."""
+        self.unpark(index)
+        return self._pair(index)
 
     def _add(self, context: Context, model: ModelContext) -> None:
         self.pairs.append((context, model))
@@ -320,6 +345,8 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
             (3, "close", lambda: lockstep.close(index)),
             (2, "drop", lambda: lockstep.drop(index)),
             (7, "retain", lambda: lockstep.retain(index)),
+            (4, "park", lambda: lockstep.park(index)),
+            (1, "unpark", lambda: lockstep.unpark(index)),
             (1, "snapshot", lambda: lockstep.snapshot(index, kv)),
         ]
         if len(lockstep.pairs) < MAX_CONTEXTS:

@@ -5,7 +5,8 @@ them stand the identities of the pages that a sharing cache would hold, from whi
 follow by counting: live pages, ref counts, bytes that only the tree keeps, copies, evictions.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -33,6 +34,7 @@ class ReferenceModel:
         self.budget_pages = budget_pages
         self.contexts: list[ModelContext] = []
         self.retained: list[ModelContext] = []  # the least recently used first
+        self.parked: list[ModelContext] = []  # the least recently parked first
         self.copies = 0
 
     # Figures.
@@ -52,6 +54,16 @@ class ReferenceModel:
         worked_with = {page for context in self.contexts for page in context.pages}
         return len({p for context in self.retained for p in context.pages} - worked_with)
 
+    @property
+    def idle_only_pages(self) -> int:
+        """Pages that nobody works with."""
+        worked_with = {p for c in self.contexts if c not in self.parked for p in c.pages}
+        return len({p for c in self.contexts + self.retained for p in c.pages} - worked_with)
+
+    def user_count(self, page: object) -> int:
+        """How many contexts that somebody works with hold a page."""
+        return sum(page in c.pages for c in self.contexts if c not in self.parked)
+
     # Contexts.
 
     def new(self, numerics: str) -> ModelContext:
@@ -68,17 +80,19 @@ class ReferenceModel:
 
     def reserve(self, context: ModelContext, count: int) -> None:
         """Pages for `count` more positions; a shared page that the first lies in is copied."""
-        before, length = list(context.pages), len(context.tokens)
-        try:
-            while len(context.pages) * self.page_tokens < length + count:
-                context.pages.append(self._allocate())
-            if count and length % self.page_tokens:
-                self._own_page(context, length // self.page_tokens)
-        except OutOfBudgetError:
-            context.pages = before
-            raise
-        finally:
-            self._bound_tree()
+        length = len(context.tokens)
+        new = max(0, self._pages_of(length + count) - len(context.pages))
+        in_use = count > 0 and length % self.page_tokens > 0
+        if in_use:
+            in_use = self.user_count(context.pages[length // self.page_tokens]) > 1
+        if new + in_use > self._room:
+            raise OutOfBudgetError
+        for _ in range(new):
+            self._make_room(lambda: self._full)
+            context.pages.append(object())
+        if count and length % self.page_tokens:
+            self._own_page(context, length // self.page_tokens)
+        self._bound_tree()
 
     def commit(self, context: ModelContext, tokens: Sequence[int], values: Sequence[int]) -> None:
         """Appends positions."""
@@ -98,6 +112,7 @@ class ReferenceModel:
     def forget(self, context: ModelContext) -> None:
         """A context was closed or collected."""
         self.contexts.remove(context)
+        self.unpark(context)
         self._bound_tree()
 
     def copy_of(self, context: ModelContext) -> ModelContext:
@@ -107,15 +122,23 @@ class ReferenceModel:
     def restore(self, saved: ModelContext, numerics: str) -> ModelContext:
         """A context like the saved one, in pages of its own."""
         pages = self._pages_of(len(saved.tokens))
-        if self.budget_pages is not None:
-            free = self.budget_pages - self.live_pages
-            if pages > free + self.tree_only_pages:
-                raise OutOfBudgetError
+        if pages > self._room:
+            raise OutOfBudgetError
         context = self.new(numerics)
         self.reserve(context, len(saved.tokens))
         self.commit(context, saved.tokens, saved.values)
         context.logits = saved.logits
         return context
+
+    def park(self, context: ModelContext) -> None:
+        """From now on it may be closed when room is needed."""
+        self.unpark(context)
+        self.parked.append(context)
+
+    def unpark(self, context: ModelContext) -> None:
+        """The reverse; what was closed is empty."""
+        if context in self.parked:
+            self.parked.remove(context)
 
     # The tree.
 
@@ -180,23 +203,31 @@ class ReferenceModel:
         return (length + self.page_tokens - 1) // self.page_tokens
 
     def _own_page(self, context: ModelContext, index: int) -> None:
-        if self.ref_count(context.pages[index]) == 1:
-            return
-        try:
-            page = self._allocate()
-        except OutOfBudgetError:
-            if self.ref_count(context.pages[index]) > 1:
-                raise
-            return  # giving up what was retained has left the page to this context alone
-        context.pages[index] = page
-        self.copies += 1
+        page = context.pages[index]
+        self._make_room(lambda: self._full and self.ref_count(page) > 1)
+        if self.ref_count(page) > 1:
+            context.pages[index] = object()
+            self.copies += 1
 
-    def _allocate(self) -> object:
-        while self.budget_pages is not None and self.live_pages >= self.budget_pages:
-            if not self.retained:
-                raise OutOfBudgetError
-            del self.retained[0]
-        return object()
+    @property
+    def _full(self) -> bool:
+        return self.budget_pages is not None and self.live_pages >= self.budget_pages
+
+    @property
+    def _room(self) -> float:
+        """Pages that can be had."""
+        if self.budget_pages is None:
+            return math.inf
+        return self.budget_pages - self.live_pages + self.idle_only_pages
+
+    def _make_room(self, needed: Callable[[], bool]) -> None:
+        """Closes what is parked, then forgets what is retained, while room is needed."""
+        while needed():
+            if self.parked:
+                closed = self.parked.pop(0)
+                closed.tokens, closed.values, closed.pages, closed.logits = [], [], [], None
+            else:
+                del self.retained[0]
 
     def _bound_tree(self) -> None:
         while self.tree_only_pages > self.tree_pages:

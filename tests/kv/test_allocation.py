@@ -4,7 +4,7 @@ import pytest
 
 from llamay.errors import BudgetError
 from llamay.kv import Cache, Context
-from llamay.kv.pages import PageIds
+from llamay.kv.pages import Holder, PageIds
 from tests.kv.fake_kernels import (
     FakeKernels,
     append,
@@ -209,29 +209,29 @@ class TestPageIds:
         ids = PageIds()
         page = ids.allocate()
         ids.retain([page])
-        ids.retain([page], by_tree=True)
+        ids.retain([page], Holder.TREE)
         assert (ids.ref_count(page), ids.tree_count(page), ids.live) == (3, 1, 1)
         assert not ids.release(page)
-        assert not ids.release(page, by_tree=True)
+        assert not ids.release(page, Holder.TREE)
         assert ids.release(page)
         assert (ids.ref_count(page), ids.tree_count(page), ids.live) == (0, 0, 0)
 
     def test_pages_that_only_the_tree_holds_are_counted(self) -> None:
         ids = PageIds()
         page = ids.allocate()
-        ids.retain([page], by_tree=True)
+        ids.retain([page], Holder.TREE)
         assert ids.tree_only == 0
         ids.release(page)
         assert ids.tree_only == 1
-        ids.retain([page], by_tree=True)
+        ids.retain([page], Holder.TREE)
         assert ids.tree_only == 1
         ids.retain([page])
         assert ids.tree_only == 0
         ids.release(page)
         assert ids.tree_only == 1
-        ids.release(page, by_tree=True)
+        ids.release(page, Holder.TREE)
         assert ids.tree_only == 1
-        assert ids.release(page, by_tree=True)
+        assert ids.release(page, Holder.TREE)
         assert (ids.tree_only, ids.live) == (0, 0)
 
     def test_the_lowest_free_page_is_taken_first(self) -> None:

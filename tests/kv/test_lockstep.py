@@ -135,6 +135,16 @@ class CacheMachine(RuleBasedStateMachine):
     def retain(self, index: int) -> None:
         self.run.retain(index)
 
+    @precondition(has_contexts)
+    @rule(index=INDEX)
+    def park(self, index: int) -> None:
+        self.run.park(index)
+
+    @precondition(has_contexts)
+    @rule(index=INDEX)
+    def unpark(self, index: int) -> None:
+        self.run.unpark(index)
+
     @precondition(has_room)
     @rule(index=INDEX, position=POSITION, tail=st.lists(st.sampled_from(TOKENS), max_size=2))
     def match(self, index: int, position: int, tail: list[int]) -> None:

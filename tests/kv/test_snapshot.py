@@ -257,7 +257,7 @@ def test_budget_refuses_before_anything_retained_is_forgotten(path: Path) -> Non
     cache.retain(kept)
     kept.close()
     before = state_of(cache, [working])
-    with pytest.raises(BudgetError, match="1536"):  # 3 pages of 4 rows of 128 bytes
+    with pytest.raises(BudgetError, match="3 of them are left, and 4 are needed"):
         read_snapshot(cache, path, IDENTITY)
     assert state_of(cache, [working]) == before
     working.truncate(4)

@@ -183,16 +183,16 @@ def test_chunks_of_any_size_are_not_believed(cache: Cache, tmp_path: Path, good:
 def test_newer_version_is_named(cache: Cache, tmp_path: Path) -> None:
     path = tmp_path / "x"
     data = bytearray(written(path))
-    struct.pack_into("<HH", data, 8, 5, 4)
+    struct.pack_into("<HH", data, 8, 6, 5)
     error = refuse(cache, path, bytes(data))
     assert isinstance(error, SnapshotVersionError)
-    assert "version 5" in str(error)
-    assert "of version 4" in str(error)
+    assert "version 6" in str(error)
+    assert "of version 5" in str(error)
 
 
 def test_newer_version_for_this_reader_is_read(cache: Cache, tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(with_header(written(path), {"added later": [1, None]}, version=(4, 3)))
+    path.write_bytes(with_header(written(path), {"added later": [1, None]}, version=(5, 3)))
     assert list(read_snapshot(cache, path, IDENTITY).context.tokens) == TOKENS
 
 
@@ -265,6 +265,7 @@ HOSTILE = st.one_of(
 NUMBERS = ["vocab_size", "layers", "kv_heads", "head_dim", "tokens", "logits", "chunk_positions"]
 FIELDS = [*NUMBERS, "architecture", "layout_sha256", "weights_sha256", "numerics", "precision"]
 FIELDS += ["cache_precision", "lossless", "owner", "marking", "llamay", "encryption"]
+FIELDS += ["start", "parent"]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from llamay.errors import SnapshotWeightsError
 from llamay.formats import KVPrecision
 from llamay.kv.snapshot import numerics
 from llamay.kv.snapshot.encryption import Key
-from llamay.kv.snapshot.format import VERSION, encode_head, llamay_version
+from llamay.kv.snapshot.format import encode_head, llamay_version, version_of
 from llamay.kv.snapshot.source import open_source
 from llamay.kv.snapshot.writer import SnapshotInfo, write_file
 from llamay.mlx_kernels import ByteArray, convert_rows
@@ -27,6 +27,7 @@ def convert_snapshot(
 
     kv:  precision of the new file, None to leave it
     key: opens the old file; target_key: encrypts the new one, None writes it in the clear
+    A segment stays one.
     Raises what `read_snapshot` and `write_snapshot` raise for a file; SnapshotWeightsError for
     version 2, which lacks what the current version says of the weights.
     """
@@ -45,7 +46,7 @@ def convert_snapshot(
         loses = not lossless and not numerics.holds(precision, old.precision)
         header = replace(
             old,
-            version=VERSION,
+            version=version_of(old.start, old.parent),
             llamay=llamay_version(),
             numerics=numerics.marked(old.numerics, precision.value) if loses else old.numerics,
             precision=precision,

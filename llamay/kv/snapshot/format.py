@@ -1,17 +1,18 @@
 """The snapshot file: one context, position-major, independent of the page size that held it.
 
-Little-endian. H bytes of header, n tokens, v logits, c positions a chunk, k chunks:
+A segment is a snapshot of positions [s, s + n) only, which needs others for those before; a whole
+one has s = 0. Little-endian. H bytes of header, n tokens, v logits, c positions a chunk, k chunks:
 
     OFFSET   SIZE   FIELD
     0        8      magic "LLAMAYCX"
-    8        2      version: 3
-    10       2      version of the oldest reader that can read the file: 3
+    8        2      version: 3, or 4 if s > 0 or there is a parent
+    10       2      version of the oldest reader that can read the file: the same
     12       4      H, at most 65536
     16       H      header: a JSON object in ASCII, see `Header`
     16 + H   16     digest of everything before
     32 + H   ...    chunk 0: n tokens int32, then v logits float32 of the last position, or none
-    ...      ...    chunk i: rows of positions [(i - 1) c, i c), the last chunk up to n; k = 1 + n/c
-                    rounded up
+    ...      ...    chunk i: rows of positions s + [(i - 1) c, i c), the last chunk up to s + n;
+                    k = 1 + n/c rounded up
     ...      16 k   digest of each chunk, as stored
     ...      16     digest of [0, 32 + H) and the chunks' digests, so of everything
 
@@ -25,7 +26,8 @@ A row is what kernel sets exchange, in the precision that the header names:
 Digests are XXH3 of 128 bits in canonical form; they guard against damage, not against intent.
 Encrypted, a chunk is AES-256-GCM ciphertext and its tag of 16 bytes; see `encryption`.
 
-Version 2 is the same without the digests and the header's `weights_sha256`, and never encrypted.
+Version 3 has no `start` and no `parent` in its header, which are then 0 and "". Version 2 is the
+same without the digests and the header's `weights_sha256`, and never encrypted.
 """
 
 import importlib.metadata
@@ -43,8 +45,10 @@ from llamay.errors import SnapshotCorruptError, SnapshotError, SnapshotVersionEr
 from llamay.formats import KVLayout, KVPrecision
 from llamay.mlx_kernels import Float32Array
 
-VERSION = 3
 LEGACY_VERSION = 2
+WHOLE_VERSION = 3
+SEGMENT_VERSION = 4
+VERSION = SEGMENT_VERSION  # of this reader
 MAGIC = b"LLAMAYCX"
 DIGEST_BYTES = 16
 TAG_BYTES = 16
@@ -103,6 +107,8 @@ class Header:
     lossless:        whether the rows give back the bits that the context had
     tokens, logits:  counts; logits is the vocabulary's size or 0
     chunk_positions: positions in a chunk
+    start:           the first position; more than 0 in a segment
+    parent:          a segment's name for what holds the positions before; its writer's own affair
     """
 
     version: int
@@ -124,6 +130,13 @@ class Header:
     owner: str
     marking: str
     encryption: Encryption | None
+    start: int = 0
+    parent: str = ""
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + self.tokens
 
     @property
     def row_bytes(self) -> int:
@@ -146,8 +159,8 @@ class Header:
 
     def positions(self, chunk: int) -> tuple[int, int]:
         """The positions [start, end) of chunk 1, 2, ..."""
-        start = (chunk - 1) * self.chunk_positions
-        return start, min(start + self.chunk_positions, self.tokens)
+        start = self.start + (chunk - 1) * self.chunk_positions
+        return start, min(start + self.chunk_positions, self.end)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes of a chunk as it is stored."""
@@ -177,6 +190,11 @@ def llamay_version() -> str:
     return importlib.metadata.version("llamay")
 
 
+def version_of(start: int, parent: str) -> int:
+    """The version of a new file: no higher than it must be, so that older readers can read it."""
+    return SEGMENT_VERSION if start or parent else WHOLE_VERSION
+
+
 def chunk_positions(row_bytes: int) -> int:
     """How many positions a new file's chunks hold: at most 2 MiB of them."""
     positions = min(max(1, CHUNK_BYTES // row_bytes), _MAX_CHUNK_POSITIONS)
@@ -195,6 +213,8 @@ def encode_header(header: Header) -> bytes:
     fields["precision"] = header.precision.value
     if header.version == LEGACY_VERSION:
         del fields["weights_sha256"]
+    if not header.start and not header.parent:
+        del fields["start"], fields["parent"]
     fields["encryption"] = None
     if header.encryption:
         encryption = {name: getattr(header.encryption, name) for name in _ENCRYPTION_FIELDS}
@@ -262,6 +282,9 @@ def _header(version: int, fields: Any) -> Header:
     legacy = version == LEGACY_VERSION
     if legacy and "weights_sha256" in fields:
         raise ValueError("version 2 with a weights digest")
+    if version < SEGMENT_VERSION and ("start" in fields or "parent" in fields):
+        raise ValueError(f"version {version} with a start or a parent")
+    fields = {"start": 0, "parent": "", **fields}
     header = Header(
         version=version,
         llamay=_text(fields, "llamay"),
@@ -282,7 +305,11 @@ def _header(version: int, fields: Any) -> Header:
         owner=_text(fields, "owner"),
         marking=_text(fields, "marking"),
         encryption=_encryption(fields["encryption"]),
+        start=_count(fields, "start", 0),
+        parent=_text(fields, "parent"),
     )
+    if header.end > _MAX_COUNT:
+        raise ValueError(f"{header.tokens} tokens from position {header.start} on")
     if header.logits not in (0, header.vocab_size):
         raise ValueError(f"{header.logits} logits for a vocabulary of {header.vocab_size}")
     if legacy and header.encryption:

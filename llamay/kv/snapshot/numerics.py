@@ -24,6 +24,11 @@ def marked(numerics: str, *marks: str) -> str:
     return _MARK.join([base, *sorted({*own, *marks} - {base})])
 
 
+def joined(id_: str, other: str) -> str:
+    """`id_` with the marks of `other` too, an id of the same kernels."""
+    return marked(id_, *other.split(_MARK)[1:])
+
+
 def restored(
     saved: str, saved_precision: KVPrecision, own: str, own_precision: KVPrecision
 ) -> tuple[str, bool]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamay.errors import (
-    BudgetError,
     SnapshotCorruptError,
     SnapshotLayoutError,
+    SnapshotSegmentError,
     SnapshotWeightsError,
 )
 from llamay.kv.cache import Cache
@@ -64,26 +64,36 @@ def read_snapshot(
     identity:     of the model that will continue it
     allow_legacy: whether a file without digests (version 2) may be restored by layout alone
     All or nothing: on any error the cache is as it was, what it retains for `match` included.
-    Raises SnapshotLayoutError, SnapshotWeightsError, SnapshotCorruptError, SnapshotVersionError,
-    SnapshotKeyError, SnapshotError if the file cannot be read, or BudgetError.
+    Raises BudgetError, SnapshotLayoutError, SnapshotWeightsError, SnapshotCorruptError,
+    SnapshotVersionError, SnapshotKeyError, SnapshotSegmentError for a segment, or SnapshotError if
+    the file cannot be read.
     """
     with open_source(path) as source:
         header = source.header
-        _check_identity(path, header, cache, identity, allow_legacy)
+        if header.start:
+            raise SnapshotSegmentError(
+                f"{path}: expected a whole snapshot, found a segment from position {header.start} "
+                "on; resume the session that it belongs to"
+            )
+        check_identity(path, header, cache, identity, allow_legacy)
         cipher = source.unlock(key)
-        if _would_forget(cache, header.tokens):
-            source.verify(cipher)
         own = cache.store.layout.precision
         id_, same = numerics.restored(header.numerics, header.cache_precision, cache.numerics, own)
         context = cache.new_context(id_)
         try:
             with context.in_use():
+                context.check_room(header.tokens)
+                if would_forget(context, header.tokens, cache):
+                    source.verify(cipher)
                 _fill(context, source, cipher)
         except BaseException:
             context.close()
             raise
     exact = same and header.lossless
-    return Restored(context, header, exact, _warning(header, exact, id_))
+    warnings = [] if exact else [inexact(id_)]
+    if header.weights_sha256 is None:
+        warnings.insert(0, _NO_WEIGHTS.format(header.version))
+    return Restored(context, header, exact, "; ".join(warnings) or None)
 
 
 def _fill(context: Context, source: Source, cipher: Cipher | None) -> None:
@@ -101,27 +111,19 @@ def _fill(context: Context, source: Source, cipher: Cipher | None) -> None:
     context.logits = logits
 
 
-def _would_forget(cache: Cache, tokens: int) -> bool:
-    """Whether room for the tokens needs pages that the prefix tree alone keeps.
-
-    Raises BudgetError if even those would not do.
-    """
-    pages = -(-tokens // cache.store.layout.page_tokens)
-    free, kept = cache.room()
-    if free is None or pages <= free:
-        return False
-    if pages > free + kept:
-        page_bytes = cache.store.page_bytes
-        raise BudgetError(
-            f"the snapshot needs {pages * page_bytes} bytes, and the context memory budget has "
-            f"{(free + kept) * page_bytes} left; close branches or raise --ctx-mem-budget"
-        )
-    return True
+def would_forget(context: Context, count: int, cache: Cache) -> bool:
+    """Whether room for `count` more positions may need pages that nobody uses: parked, retained."""
+    page_tokens = context.layout.page_tokens
+    pages = -(-(context.length + count) // page_tokens) - len(context.page_ids)
+    copied = context.length % page_tokens > 0
+    free, _ = cache.room()
+    return free is not None and pages + copied > free
 
 
-def _check_identity(
-    path: Path, header: Header, cache: Cache, identity: Identity, allow_legacy: bool
+def check_identity(
+    path: Path, header: Header, cache: Cache, identity: Identity, allow_legacy: bool = False
 ) -> None:
+    """Raises SnapshotLayoutError or SnapshotWeightsError for another model's file."""
     layout = cache.store.layout
     for name, expected, found in (
         ("architecture", identity.architecture, header.architecture),
@@ -148,16 +150,14 @@ def _check_identity(
         )
 
 
-def _warning(header: Header, exact: bool, id_: str) -> str | None:
-    warnings = []
-    if header.weights_sha256 is None:
-        warnings.append(
-            f"version {header.version} does not say which weights made it: only the layout and "
-            "the size were checked"
-        )
-    if not exact:
-        warnings.append(f"continues, not bit-exact ({id_})")
-    return "; ".join(warnings) or None
+def inexact(id_: str) -> str:
+    """The warning for a context of this numerics id that does not continue what was saved."""
+    return f"continues, not bit-exact ({id_})"
+
+
+_NO_WEIGHTS = (
+    "version {} does not say which weights made it: only the layout and the size were checked"
+)
 
 
 def show_snapshot(path: Path, *, key: Key | None = None) -> Shown:

@@ -96,21 +96,25 @@ class Source:
             raise damaged(self._path, "it has logits that are not finite")
         return tokens.tolist(), logits
 
-    def chunks(self, cipher: Cipher | None) -> Generator[tuple[int, ByteArray], None, None]:
-        """Every chunk of rows and its index: [bytes], valid until the next is asked for.
+    def chunks(
+        self, cipher: Cipher | None, chunks: range | None = None
+    ) -> Generator[tuple[int, ByteArray], None, None]:
+        """Chunks of rows and their index: [bytes], valid until the next is asked for.
 
+        chunks: which; None for all
         The next ones are read and verified on another thread meanwhile. Close it before the file.
         """
         header = self.header
+        chunks = range(1, header.chunk_count) if chunks is None else chunks
         largest = header.chunk_bytes(1) if header.tokens else 0
         buffers = [np.empty(largest, dtype=np.uint8) for _ in range(READ_AHEAD + 1)]
         pending: deque[Future[ByteArray]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="snapshot-read") as thread:
-            for ahead in range(1, header.chunk_count + READ_AHEAD):
-                if ahead < header.chunk_count:
+            for ahead in range(chunks.start, chunks.stop + READ_AHEAD):
+                if ahead < chunks.stop:
                     buffer = buffers[ahead % len(buffers)][: header.chunk_bytes(ahead)]
                     pending.append(thread.submit(self._chunk, ahead, buffer, cipher))
-                if ahead > READ_AHEAD:
+                if ahead >= chunks.start + READ_AHEAD:
                     yield ahead - READ_AHEAD, pending.popleft().result()
 
     def verify(self, cipher: Cipher | None) -> None:
@@ -148,7 +152,10 @@ class Source:
 
     def _read_into(self, buffer: memoryview, offset: int) -> None:
         while buffer:
-            count = os.preadv(self._descriptor, [buffer], offset)
+            try:
+                count = os.preadv(self._descriptor, [buffer], offset)
+            except OSError as error:
+                raise _unreadable(self._path, error) from error
             if count == 0:
                 raise damaged(self._path, "it became shorter while it was read")
             buffer, offset = buffer[count:], offset + count
@@ -169,6 +176,8 @@ def open_source(path: Path) -> Iterator[Source]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise SnapshotError(
-            f"{path}: the snapshot cannot be read ({error.strerror}); check the path"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> SnapshotError:
+    return SnapshotError(f"{path}: the snapshot cannot be read ({error.strerror}); check the path")

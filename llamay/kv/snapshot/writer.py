@@ -16,7 +16,7 @@ from llamay.kv.snapshot import numerics
 from llamay.kv.snapshot.encryption import Cipher, Key, new_encryption
 from llamay.kv.snapshot.files import NewFile, new_file
 from llamay.kv.snapshot.format import (
-    VERSION,
+    WHOLE_VERSION,
     Header,
     Identity,
     chunk_positions,
@@ -25,7 +25,7 @@ from llamay.kv.snapshot.format import (
     encode_header,
     llamay_version,
 )
-from llamay.mlx_kernels import ByteArray, convert_rows
+from llamay.mlx_kernels import ByteArray, Float32Array, convert_rows
 
 BUFFERS = 4  # chunks in memory: one being filled, the others on their way to the file
 
@@ -64,9 +64,10 @@ def write_snapshot(
     start = time.perf_counter()
     with context.in_use():
         own = context.layout.precision
-        header = _header(context, identity, kv or KVPrecision.F32, logits)
+        last = context.logits if logits else None
+        header = new_header(context, identity, kv or KVPrecision.F32, context.length, last)
         header = replace(header, owner=owner, marking=marking)
-        head = encode_head(context.tokens, context.logits if header.logits else None)
+        head = encode_head(context.tokens, last)
 
         def export(start: int, end: int, out: ByteArray) -> ByteArray:
             if header.precision is own:
@@ -141,12 +142,19 @@ class _Chunks:
         return digest(stored)
 
 
-def _header(context: Context, identity: Identity, precision: KVPrecision, logits: bool) -> Header:
+def new_header(
+    context: Context,
+    identity: Identity,
+    precision: KVPrecision,
+    tokens: int,
+    logits: Float32Array | None,
+) -> Header:
+    """The header of a plain, whole snapshot of so many of the context's tokens."""
     layout = context.layout
     lossless = numerics.holds(precision, layout.precision)
     id_ = context.numerics if lossless else numerics.marked(context.numerics, precision.value)
     return Header(
-        version=VERSION,
+        version=WHOLE_VERSION,
         llamay=llamay_version(),
         architecture=identity.architecture,
         vocab_size=identity.vocab_size,
@@ -159,8 +167,8 @@ def _header(context: Context, identity: Identity, precision: KVPrecision, logits
         cache_precision=layout.precision,
         precision=precision,
         lossless=lossless,
-        tokens=context.length,
-        logits=identity.vocab_size if logits and context.logits is not None else 0,
+        tokens=tokens,
+        logits=0 if logits is None else identity.vocab_size,
         chunk_positions=chunk_positions(replace(layout, precision=precision).row_bytes),
         owner="",
         marking="",

@@ -1,0 +1,444 @@
+"""Branches written in parts, each position once, and read back onto what is still in memory."""
+
+import dataclasses
+import json
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from llamay.errors import (
+    BudgetError,
+    ContextBusyError,
+    SnapshotCorruptError,
+    SnapshotError,
+    SnapshotKeyError,
+    SnapshotLayoutError,
+    SnapshotSegmentError,
+    SnapshotVersionError,
+    SnapshotWeightsError,
+)
+from llamay.formats import KVPrecision
+from llamay.kv import Cache, Context
+from llamay.kv.snapshot import (
+    Extended,
+    Key,
+    convert_snapshot,
+    extend_from_segments,
+    format,
+    read_snapshot,
+    show_snapshot,
+    write_segment,
+    write_snapshot,
+)
+from tests.kv.row_kernels import (
+    IDENTITY,
+    VOCAB,
+    RowKernels,
+    append,
+    f32_rows,
+    fill,
+    new_cache,
+    rows_of,
+    state_of,
+)
+
+T = TypeVar("T")
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
+KEY = Key(bytes(range(32)))
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
+
+
+def write_chain(
+    folder: Path, context: Context, cuts: list[int], key: Key | None = None
+) -> list[Path]:
+    """Segments between these positions, the last with logits if the context has them."""
+    paths = []
+    for start, end in pairwise(cuts):
+        path, parent = folder / f"{start}-{end}", paths[-1].name if paths else ""
+        write_segment(path, IDENTITY, context, start, end, parent=parent, key=key)
+        paths.append(path)
+    return paths
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> list[Path]:
+    return write_chain(tmp_path, fill(new_cache(), TOKENS, logits=True), [0, 5, 6, 13])
+
+
+@pytest.mark.parametrize("cuts", [[0, 13], [0, 1, 13], [0, 4, 8, 13], [0, 5, 6, 7, 13]])
+@pytest.mark.parametrize("pages", [(1, 3), (4, 4), (64, 1)])
+@pytest.mark.parametrize("held", [0, 1, 4, 5, 6, 12, 13])
+def test_segments_give_what_the_context_lacks(
+    tmp_path: Path, cuts: list[int], pages: tuple[int, int], held: int
+) -> None:
+    source, target = new_cache(pages[0]), new_cache(pages[1])
+    whole = fill(source, TOKENS, logits=True)
+    paths = write_chain(tmp_path, whole, cuts)
+    context = fill(target, TOKENS[:held])
+    expected = context.logits if held == len(TOKENS) else whole.logits
+    extended = extend_from_segments(target, context, paths, IDENTITY, TOKENS)
+    assert (extended.positions, extended.exact, extended.warning) == (13 - held, True, None)
+    assert list(context.tokens) == TOKENS
+    assert rows_of(target, context) == rows_of(source, whole)
+    assert (context.logits is None) == (expected is None)
+    assert expected is None or np.array_equal(expected, context.logits)
+    assert context.numerics == "rows-v1-f32"
+    target.check()
+    context.close()
+    assert target.live_pages == 0
+
+
+@pytest.mark.parametrize("upto", range(1, 14))
+def test_a_branch_may_end_within_a_segment_and_has_logits_at_its_end_only(
+    chain: list[Path], upto: int
+) -> None:
+    cache = new_cache()
+    context = cache.new_context()
+    paths = chain[: 1 + sum(upto > cut for cut in (5, 6))]
+    extend_from_segments(cache, context, paths, IDENTITY, TOKENS[:upto])
+    assert rows_of(cache, context) == rows_of(cache, fill(cache, TOKENS[:upto]))
+    assert (context.logits is not None) == (upto == 13)
+
+
+def test_branches_restored_one_after_the_other_share_their_pages(tmp_path: Path) -> None:
+    cache = new_cache(2)
+    trunk = fill(cache, TOKENS[:8])
+    paths = write_chain(tmp_path, trunk, [0, 8])
+    branches = []
+    for index, cut in enumerate([8, 7, 3]):  # 8 and 7: an edge of a page, and within one
+        branch = trunk.fork()
+        branch.truncate(cut)
+        append(cache, branch, [40 + index] * 4)
+        path = tmp_path / f"branch {index}"
+        write_segment(path, IDENTITY, branch, cut, cut + 4, parent=paths[0].name)
+        branches.append(([*paths, path], list(branch.tokens), branch))
+    before = cache.live_pages
+    expected = [rows_of(cache, branch) for _, _, branch in branches]
+    use = [cache.pages_of(branch) for _, _, branch in branches]
+    for _, _, branch in branches:
+        branch.close()
+    trunk.close()
+    assert cache.live_pages == 0
+
+    trunk = cache.new_context()
+    extend_from_segments(cache, trunk, paths, IDENTITY, TOKENS[:8])
+    cache.retain(trunk)
+    restored = []
+    for files, history, _ in branches:
+        context = cache.match(history)
+        extended = extend_from_segments(cache, context, files, IDENTITY, history)
+        assert extended.positions == 4
+        restored.append(context)
+    cache.clear_tree()
+    assert cache.live_pages == before
+    assert [rows_of(cache, context) for context in restored] == expected
+    assert [cache.pages_of(context) for context in restored] == use
+    cache.check()
+
+
+def test_file_is_as_the_byte_table_says(tmp_path: Path) -> None:
+    context = fill(new_cache(), TOKENS, logits=True)
+    path = tmp_path / "x"
+    info = write_segment(path, IDENTITY, context, 10, 13, parent="the one before")
+    data = path.read_bytes()
+    assert info.bytes == len(data)
+    magic, version, reader, size = struct.unpack_from("<8sHHI", data)
+    assert (magic, version, reader) == (b"LLAMAYCX", 4, 4)
+    header = json.loads(data[16 : 16 + size])
+    assert (header["start"], header["parent"], header["tokens"]) == (10, "the one before", 3)
+    assert header["precision"] == header["cache_precision"] == "f32"
+    at = 16 + size + 16
+    assert np.frombuffer(data, "<i4", 3, at).tolist() == TOKENS[10:]
+    at += 4 * (3 + VOCAB)
+    assert data[at : at + 3 * 128] == f32_rows(13, context.layout)[10:].tobytes()
+    assert len(data) == at + 3 * 128 + 16 * (3 + 1)
+    shown = show_snapshot(path)
+    assert (shown.header.start, shown.header.end, shown.header.parent) == (10, 13, "the one before")
+    assert [check.result for check in shown.checks] == ["pass", "pass"]
+
+
+def test_a_segment_from_the_start_is_a_plain_snapshot(tmp_path: Path) -> None:
+    cache = new_cache()
+    context = fill(cache, TOKENS, logits=True)
+    write_segment(tmp_path / "segment", IDENTITY, context, 0, 13)
+    write_snapshot(context, tmp_path / "whole", IDENTITY)
+    assert (tmp_path / "segment").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert read_snapshot(cache, tmp_path / "segment", IDENTITY).exact
+
+
+def test_a_segment_alone_is_refused_where_a_whole_snapshot_is_needed(chain: list[Path]) -> None:
+    cache = new_cache()
+    with pytest.raises(SnapshotSegmentError, match="from position 6 on; resume the session"):
+        read_snapshot(cache, chain[-1], IDENTITY)
+    assert state_of(cache) == state_of(new_cache())
+
+
+def test_a_reader_that_predates_segments_refuses_them(
+    chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(format, "VERSION", 3)
+    with pytest.raises(SnapshotVersionError, match="update llamay"):
+        read_snapshot(new_cache(), chain[-1], IDENTITY)
+    assert read_snapshot(new_cache(), chain[0], IDENTITY).context.length == 5
+
+
+@pytest.mark.parametrize("own", KVPrecision)
+def test_rows_are_stored_at_the_cache_s_own_precision(tmp_path: Path, own: KVPrecision) -> None:
+    cache = new_cache(precision=own)
+    context = fill(cache, TOKENS)
+    paths = write_chain(tmp_path, context, [0, 6, 13])
+    assert {show_snapshot(path).header.precision for path in paths} == {own}
+    again = cache.new_context()
+    assert extend_from_segments(cache, again, paths, IDENTITY, TOKENS).exact
+    assert rows_of(cache, again) == rows_of(cache, context)
+
+
+def test_only_the_files_and_chunks_that_are_needed_are_read(chain: list[Path]) -> None:
+    cache = new_cache()
+    context = fill(cache, TOKENS[:9])
+    for path in chain[:2]:
+        path.unlink()
+    data = bytearray(chain[2].read_bytes())
+    data[data.index(f32_rows(13, context.layout)[6].tobytes())] ^= 1  # not needed: position 6
+    chain[2].write_bytes(data)
+    extended = extend_from_segments(cache, context, chain, IDENTITY, TOKENS)
+    # Positions 8 to 12 by twos from 6, and the tokens and logits.
+    assert extended == Extended(4, 5 * 128 + 4 * (7 + VOCAB), True, None)
+    context.truncate(5)
+    with pytest.raises(SnapshotError, match="No such file"):
+        extend_from_segments(cache, context, chain[:2], IDENTITY, TOKENS[:6])
+
+
+def refused(
+    cache: Cache, context: Context, paths: list[Path], error: type[Exception], match: str | None
+) -> None:
+    """The chain is refused, and nothing changes."""
+    before = state_of(cache, [context])
+    with pytest.raises(error, match=match):
+        extend_from_segments(cache, context, paths, IDENTITY, TOKENS)
+    assert state_of(cache, [context]) == before
+
+
+def test_files_that_do_not_make_the_history_are_refused(chain: list[Path], tmp_path: Path) -> None:
+    cache = new_cache()
+    context = fill(cache, TOKENS[:4])
+    a, b, c = chain
+    refused(cache, context, [], SnapshotSegmentError, r"lack positions \[4, 13\)")
+    refused(cache, context, [b, c], SnapshotSegmentError, r"lack positions \[4, 5\)")
+    refused(cache, context, [a, c], SnapshotSegmentError, r"reaches position 6.*\[0, 5\)")
+    refused(cache, context, [a, b], SnapshotSegmentError, r"reaches position 13.*\[5, 6\)")
+    refused(cache, context, [c, b, a], SnapshotSegmentError, r"reaches position 13.*\[0, 5\)")
+    other = fill(new_cache(), [*TOKENS[:5], 7, *TOKENS[6:]])
+    write_segment(tmp_path / "other", IDENTITY, other, 5, 6, parent="x")
+    refused(cache, context, [a, tmp_path / "other", c], SnapshotSegmentError, "tokens are not")
+    with pytest.raises(ValueError, match="4 tokens do not begin"):
+        extend_from_segments(cache, context, chain, IDENTITY, [9, *TOKENS[1:]])
+    extend_from_segments(cache, context, chain, IDENTITY, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("architecture", "other", SnapshotLayoutError),
+        ("weights_sha256", "4d" * 32, SnapshotWeightsError),
+    ],
+)
+def test_another_model_s_segment_is_refused(
+    chain: list[Path], tmp_path: Path, field: str, value: str, error: type[Exception]
+) -> None:
+    other = dataclasses.replace(IDENTITY, **{field: value})
+    write_segment(chain[1], other, fill(new_cache(), TOKENS), 5, 6, parent="x")
+    cache = new_cache()
+    refused(cache, cache.new_context(), chain, error, value)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
+def test_every_changed_byte_of_what_is_used_is_refused(tmp_path: Path, key: Key | None) -> None:
+    cache, path = new_cache(), tmp_path / "5-13"
+    paths = write_chain(tmp_path, fill(new_cache(), TOKENS), [0, 5, 13], key)
+    context = fill(cache, TOKENS[:3])
+    data, before = path.read_bytes(), state_of(cache, [context])
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1 + at % 255
+        path.unlink()
+        path.write_bytes(changed)
+        with pytest.raises((SnapshotCorruptError, SnapshotVersionError)):
+            extend_from_segments(cache, context, paths, IDENTITY, TOKENS, key=key)
+        assert list(context.tokens) == TOKENS[:3]
+    assert state_of(cache, [context]) == before
+
+
+def test_damage_is_found_before_anything_kept_is_given_up(chain: list[Path]) -> None:
+    data = bytearray(chain[0].read_bytes())
+    data[-16 * 5 - 1] ^= 1  # the last row
+    chain[0].write_bytes(data)
+    cache = new_cache(budget_pages=5)
+    kept, parked = fill(cache, [6, 7]), fill(cache, [8])
+    cache.retain(kept)
+    kept.close()
+    cache.park(parked)
+    context = cache.new_context()
+    refused(cache, context, chain, SnapshotCorruptError, "chunk 3")
+    assert cache.unpark(parked)
+    parked.reserve(4)  # 2 pages in use
+    refused(cache, context, chain, BudgetError, "3 of them are left, and 4 are needed")
+
+
+def test_encrypted_segments_need_their_key(tmp_path: Path) -> None:
+    cache = new_cache()
+    paths = write_chain(tmp_path, fill(cache, TOKENS), [0, 5, 13], KEY)
+    context = cache.new_context()
+    refused(cache, context, paths, SnapshotKeyError, "give its key file")
+    extend_from_segments(cache, context, paths, IDENTITY, TOKENS, key=KEY)
+    assert rows_of(cache, context) == rows_of(cache, fill(cache, TOKENS))
+
+
+def test_what_a_segment_lost_marks_the_context(tmp_path: Path) -> None:
+    cache = new_cache()
+    paths = write_chain(tmp_path, fill(cache, TOKENS), [0, 5, 13])
+    convert_snapshot(paths[1], paths[1], kv=KVPrecision.Q8)
+    assert show_snapshot(paths[1]).header.start == 5
+    context = fill(cache, TOKENS[:5])
+    extended = extend_from_segments(cache, context, paths, IDENTITY, TOKENS)
+    assert not extended.exact
+    assert extended.warning == "continues, not bit-exact (rows-v1-f32+q8)"
+    assert context.numerics == "rows-v1-f32+q8"
+    cache.retain(context)
+    assert cache.match(TOKENS).length == 0
+
+
+def test_another_backend_s_segment_continues_and_says_so(tmp_path: Path) -> None:
+    source = new_cache(numerics="metal-v1-f32")
+    paths = write_chain(tmp_path, fill(source, TOKENS), [0, 13])
+    cache = new_cache()
+    context = cache.new_context()
+    assert not extend_from_segments(cache, context, paths, IDENTITY, TOKENS).exact
+    assert context.numerics == "rows-v1-f32+metal-v1-f32"
+
+
+@pytest.mark.parametrize("method", ["new_slab", "import_rows"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_failing_memory_leaves_the_context_as_it_was(
+    chain: list[Path], monkeypatch: pytest.MonkeyPatch, method: str, nth: int
+) -> None:
+    cache = new_cache(1)
+    context = cache.new_context()
+    real, calls = getattr(RowKernels, method), iter(range(1, 100))
+
+    def failing(*args: object) -> object:
+        if next(calls) == nth:
+            raise MemoryError
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowKernels, method, failing)
+        refused(cache, context, chain, MemoryError, None)
+    extend_from_segments(cache, context, chain, IDENTITY, TOKENS)
+
+
+@pytest.mark.parametrize("part", [(0, 0), (5, 5), (6, 5), (-1, 3), (0, 14)])
+def test_parts_that_are_not_there_are_not_written(tmp_path: Path, part: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="no positions"):
+        write_segment(tmp_path / "x", IDENTITY, fill(new_cache(), TOKENS), *part)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Worker:
+    """A thread that runs what it is given: the only one that may touch pages."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self.calls = 0
+        self.thread = threading.Thread(target=self._work)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+    def run(self, work: Callable[[], T], /) -> T:
+        results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
+
+        def job() -> None:
+            try:
+                results.put((work(), None))
+            except BaseException as error:
+                results.put((None, error))
+
+        self.calls += 1
+        self._jobs.put(job)
+        result, error = results.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """A worker; meanwhile kernels run on its thread only, and files are touched on others only."""
+    worker = Worker()
+
+    def only(here: bool, real: Callable[..., object]) -> Callable[..., object]:
+        def checked(*args: object) -> object:
+            assert (threading.current_thread() is worker.thread) == here
+            return real(*args)
+
+        return checked
+
+    for name in ("new_slab", "copy_page", "export_rows", "import_rows"):
+        monkeypatch.setattr(RowKernels, name, only(True, getattr(RowKernels, name)))
+    for name in ("open", "write", "fsync", "preadv"):
+        monkeypatch.setattr(os, name, only(False, getattr(os, name)))
+    worker.thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.thread.join()
+
+
+def test_pages_are_touched_by_the_worker_and_files_by_the_caller(
+    tmp_path: Path, worker: Worker
+) -> None:
+    cache = new_cache()
+    context = worker.run(lambda: fill(cache, TOKENS, logits=True))
+    fork = context.fork()
+    info = write_segment(tmp_path / "x", IDENTITY, fork, 4, 13, run=worker.run, parent="-")
+    assert info.bytes == (tmp_path / "x").stat().st_size
+    again = context.fork()
+    worker.run(lambda: again.truncate(6))
+    extend_from_segments(cache, again, [tmp_path / "x"], IDENTITY, TOKENS, run=worker.run)
+    rows = [worker.run(lambda c=c: rows_of(cache, c)) for c in (context, again)]  # type: ignore[misc]
+    assert rows[0] == rows[1]
+    assert again.logits is not None
+    cache.check()
+
+
+def test_an_owner_elsewhere_is_not_disturbed(tmp_path: Path, chain: list[Path]) -> None:
+    cache = new_cache()
+    context = fill(cache, TOKENS[:4])
+    with context.in_use(), ThreadPoolExecutor(1) as other:
+        for call in (
+            lambda: write_segment(tmp_path / "x", IDENTITY, context, 0, 4),
+            lambda: extend_from_segments(cache, context, chain, IDENTITY, TOKENS),
+        ):
+            with pytest.raises(ContextBusyError):
+                other.submit(call).result()
+    assert list(context.tokens) == TOKENS[:4]
+    assert not (tmp_path / "x").exists()
