@@ -21,10 +21,10 @@ SHIM = HERE / "shim"
 CACHE = Path(os.environ.get("LLAMAY_METAL_CACHE") or HERE.parents[1] / "build" / "metal")
 MLX_HEADERS = Path(mx.__file__).parent / "include"
 
-COMPILER = ["g++", "-std=c++20", "-O2", "-g1", "-shared", "-fPIC", "-Wall", "-Wextra"]
-COMPILER += ["-fexcess-precision=16", "-ffp-contract=off", "-fno-strict-aliasing", "-fsigned-char"]
+COMPILER = ["g++", "-std=c++20", "-O3", "-g1", "-shared", "-fPIC", "-Wall", "-Wextra"]
+COMPILER += ["-fexcess-precision=16", "-fno-strict-aliasing", "-fsigned-char"]
 COMPILER += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
-KERNEL_FLAGS = ["-fsanitize=bounds,alignment", "-fsanitize-undefined-trap-on-error"]
+KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment", "-fsanitize-undefined-trap-on-error"]
 KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern", "-Wno-literal-suffix", "-Wno-attributes"]
 KERNEL_FLAGS += ["-Wno-unknown-pragmas"]
 

@@ -119,13 +119,13 @@ def function_name(
 ) -> str:
     name = f"custom_kernel_{kernel.name}"
     if template:
-        name += "__" + template_arguments(template).replace(", ", "_")
+        name += "__" + template_arguments(template).replace(", ", "_").replace("-", "_")
     for operand in operands:
         suffix = "s" if operand.ndim == 0 else "c" if operand.constant else ""
         name += f"_{TYPE_NAMES[operand.dtype]}{suffix}"
     for dtype in outputs:
         name += f"_{TYPE_NAMES[dtype]}"
-    return name.replace("-", "_")
+    return name
 
 
 def input_parameters(kernel: Kernel, operands: Sequence[Operand]) -> list[Parameter]:

@@ -245,7 +245,8 @@ void start_threadgroup(Extent id) {
     for (unsigned i = 0; i < threadgroup_now.threads; i++) {
         Thread& thread = threads[i];
         thread.simdgroup = &simdgroups[i / LANES];
-        thread.lane = i % LANES;
+        const unsigned lane = thread.lane = i % LANES;
+        thread.matrix_place = {lane / 16 * 4 + lane / 2 % 4, lane / 8 % 2 * 4 + lane % 2 * 2};
         thread.index = i;
         thread.position = {i % size.x, i / size.x % size.y, i / size.x / size.y};
         thread.grid_position = {start.x + thread.position.x, start.y + thread.position.y,
@@ -390,8 +391,7 @@ unsigned collective(Combine combine, const char* call, int line) {
     return turn;
 }
 
-void demand_full_simdgroup(const char* call, int line) {
-    if (current->simdgroup->members == ~0u) return;
+void fail_partial_simdgroup(const char* call, int line) {
     record_fault(line, "%s in a simdgroup of %d lanes", call, __builtin_popcount(current->simdgroup->members));
     give_up();
 }
@@ -410,6 +410,18 @@ void barrier(int line) {
     at_barrier = 0;
     for (unsigned i = 0; i < threadgroup_now.simdgroups; i++) simdgroups[i].ready = simdgroups[i].members;
     self.simdgroup->ready &= ~(1u << self.lane);
+}
+
+void multiply_matrices(Simdgroup& group, unsigned turn) {
+    using Row = float __attribute__((vector_size(32)));
+    const Matrices& in = *reinterpret_cast<Matrices*>(group.operands[turn]);
+    const Row* b = reinterpret_cast<const Row*>(in.b);
+    Row* out = reinterpret_cast<Row*>(group.results[turn]);
+    for (int row = 0; row < 8; row++) {
+        Row sums = reinterpret_cast<const Row*>(in.c)[row];
+        for (int inner = 0; inner < 8; inner++) sums += in.a[row][inner] * b[inner];  // fused
+        out[row] = sums;
+    }
 }
 
 // Fresh memory is NaN, for floats of all sizes, and aligned no better than the declaration asks.

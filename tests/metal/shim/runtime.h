@@ -56,10 +56,17 @@ struct Simdgroup {
 
 enum State : uint8_t { RUNNING, AT_COLLECTIVE, AT_BARRIER, RETURNED };
 
+// Where a lane's two elements of a matrix stand: neighbours in a row. Apple's own layout, on which
+// kernels that use thread_elements() build.
+struct MatrixPlace {
+    unsigned row, column;
+};
+
 struct Thread {
     void* stack_pointer;
     Simdgroup* simdgroup;
     uint32_t lane, index;
+    MatrixPlace matrix_place;
     Extent position, grid_position;
     unsigned turn;
     State state;
@@ -80,11 +87,19 @@ extern const Launch* launch_now;
 // The caller has put its operand into operands[current->turn]. Returns that turn.
 unsigned collective(Combine combine, const char* call, int line);
 
-// Demands that all 32 lanes are alive, as matrix operations do.
-void demand_full_simdgroup(const char* call, int line);
+// Fails, for an operation that needs all 32 lanes.
+[[noreturn]] void fail_partial_simdgroup(const char* call, int line);
 
 // Waits for all threads of the threadgroup.
 void barrier(int line);
+
+// Operands of a * b + c; the result goes to results. Each element is one chain of fused
+// multiply-adds, ascending in the inner dimension.
+struct Matrices {
+    float a[8][8], b[8][8], c[8][8];
+};
+static_assert(sizeof(Matrices) <= sizeof Simdgroup::operands[0]);
+void multiply_matrices(Simdgroup& group, unsigned turn);
 
 // The memory of the declaration with this number, the same for all threads of a threadgroup.
 void* threadgroup_slot(unsigned number, size_t bytes, size_t alignment);

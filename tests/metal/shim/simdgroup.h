@@ -156,14 +156,6 @@ inline T simd_shuffle_and_fill_down(T value, T filling, ushort distance, AT) {
 
 // ---- matrices of 8 x 8 elements, two in each lane
 
-// Where a lane's two elements stand: neighbours in a row. Apple's own layout, on which kernels that
-// use thread_elements() build.
-struct MatrixPlace {
-    unsigned row, column;
-    explicit MatrixPlace(unsigned lane)
-        : row((lane >> 4 & 1) * 4 + (lane >> 1 & 3)), column((lane >> 3 & 1) * 4 + (lane & 1) * 2) {}
-};
-
 template <class T, int ROWS, int COLUMNS>
 struct simdgroup_matrix {
     static_assert(ROWS == 8 && COLUMNS == 8);
@@ -171,7 +163,7 @@ struct simdgroup_matrix {
 
     simdgroup_matrix() { __builtin_memset(elements.all, 0xFF, sizeof elements.all); }
     explicit simdgroup_matrix(T diagonal) {
-        const MatrixPlace place(lane_index());
+        const host::MatrixPlace place = host::current->matrix_place;
         for (unsigned i = 0; i < 2; i++)
             elements[i] = place.row == place.column + i ? diagonal : T(0);
     }
@@ -190,6 +182,11 @@ inline simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) 
     return filled;
 }
 
+// Matrix operations need all 32 lanes.
+inline void demand_full_simdgroup(const char* call, int line) {
+    if (host::current->simdgroup->members != ~0u) host::fail_partial_simdgroup(call, line);
+}
+
 // Only the random schedule makes lanes meet at a load or store, which shows that they are apart; in
 // the others a lane that needs what another has not yet written finds out.
 inline void meet_at_random(const char* call, int line) {
@@ -200,8 +197,8 @@ template <class T, class P>
 inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const P* source, ulong row_elements = 8,
                            ulong2 origin = ulong2(0), bool transposed = false, AT) {
     static_assert(std::same_as<T, std::remove_cv_t<P>>, "simdgroup_load: element types differ");
-    host::demand_full_simdgroup("simdgroup_load", line);
-    const MatrixPlace place(lane_index());
+    demand_full_simdgroup("simdgroup_load", line);
+    const host::MatrixPlace place = host::current->matrix_place;
     source += origin.y * row_elements + origin.x;
     for (unsigned i = 0; i < 2; i++)
         matrix.elements[i] = transposed ? source[(place.column + i) * row_elements + place.row]
@@ -213,47 +210,29 @@ template <class T, class P>
 inline void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P* target, ulong row_elements = 8,
                             ulong2 origin = ulong2(0), bool transposed = false, AT) {
     static_assert(std::same_as<T, P>, "simdgroup_store: element types differ");
-    host::demand_full_simdgroup("simdgroup_store", line);
+    demand_full_simdgroup("simdgroup_store", line);
     meet_at_random("simdgroup_store", line);
-    const MatrixPlace place(lane_index());
+    const host::MatrixPlace place = host::current->matrix_place;
     target += origin.y * row_elements + origin.x;
     for (unsigned i = 0; i < 2; i++)
         (transposed ? target[(place.column + i) * row_elements + place.row]
                     : target[place.row * row_elements + place.column + i]) = matrix.elements[i];
 }
 
-struct MatrixOperands {
-    float a[8][8], b[8][8], c[8][8];
-};
-static_assert(sizeof(MatrixOperands) <= sizeof host::Simdgroup::operands[0]);
-
-// Each element is one chain of fused multiply-adds, ascending in the inner dimension.
-inline void multiply_matrices(host::Simdgroup& group, unsigned turn) {
-    const MatrixOperands& in = *reinterpret_cast<MatrixOperands*>(group.operands[turn]);
-    float sums[8][8];
-    __builtin_memcpy(sums, in.c, sizeof sums);
-    for (int row = 0; row < 8; row++)
-        for (int inner = 0; inner < 8; inner++)
-            for (int column = 0; column < 8; column++)
-                sums[row][column] =
-                    __builtin_fmaf(in.a[row][inner], in.b[inner][column], sums[row][column]);
-    __builtin_memcpy(group.results[turn], sums, sizeof sums);
-}
-
 template <class D, class A, class B, class C>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                           const simdgroup_matrix<B, 8, 8>& b,
                                           const simdgroup_matrix<C, 8, 8>& c, AT) {
-    host::demand_full_simdgroup("simdgroup_multiply_accumulate", line);
+    demand_full_simdgroup("simdgroup_multiply_accumulate", line);
     host::Thread& self = *host::current;
-    const MatrixPlace place(self.lane);
-    MatrixOperands& in = *reinterpret_cast<MatrixOperands*>(self.simdgroup->operands[self.turn]);
+    const host::MatrixPlace place = host::current->matrix_place;
+    host::Matrices& in = *reinterpret_cast<host::Matrices*>(self.simdgroup->operands[self.turn]);
     for (unsigned i = 0; i < 2; i++) {
         in.a[place.row][place.column + i] = float(a.elements[i]);
         in.b[place.row][place.column + i] = float(b.elements[i]);
         in.c[place.row][place.column + i] = float(c.elements[i]);
     }
-    const unsigned turn = host::collective(multiply_matrices, "simdgroup_multiply_accumulate", line);
+    const unsigned turn = host::collective(host::multiply_matrices, "simdgroup_multiply_accumulate", line);
     for (unsigned i = 0; i < 2; i++)
         d.elements[i] = D(result<float>(*self.simdgroup, turn, place.row * 8 + place.column + i));
 }

@@ -1,0 +1,112 @@
+"""The harness compiles, byte for byte, the text that MLX compiles."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.metal.signature import Kernel, Operand, Template, variant_of
+
+GRID = {"grid": (64, 1, 1), "threadgroup": (32, 1, 1)}
+
+
+def mlx_text(
+    kernel: Kernel,
+    inputs: list[mx.array],
+    outputs: list[mx.Dtype],
+    template: Template,
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> str:
+    """What MLX prints when a function that calls the kernel is exported, which needs no GPU."""
+    call: dict[str, Any] = {"output_dtypes": outputs, "output_shapes": [(4,)] * len(outputs)}
+    if template:
+        call["template"] = list(template)
+    made = mx.fast.metal_kernel(**vars(kernel))
+    capfd.readouterr()
+    mx.export_function(
+        str(folder / "exported.mlxfn"),
+        lambda *arrays: made(inputs=list(arrays), verbose=True, **GRID, **call),
+        *inputs,
+    )
+    printed = capfd.readouterr().out
+    return printed.split("```\n", 1)[1].rsplit("\n```", 1)[0]
+
+
+def kernel_of(inputs: list[str], outputs: list[str], source: str, **more: Any) -> Kernel:
+    return Kernel("case", tuple(inputs), tuple(outputs), source, **more)
+
+
+X = mx.zeros((4, 16))
+THREAD = "uint i = thread_position_in_grid.x;"
+ALL_ATTRIBUTES = " ".join(
+    f"(void){name};"
+    for name in (
+        "dispatch_quadgroups_per_threadgroup dispatch_simdgroups_per_threadgroup"
+        " dispatch_threads_per_threadgroup grid_origin grid_size quadgroup_index_in_threadgroup"
+        " quadgroups_per_threadgroup simdgroup_index_in_threadgroup simdgroups_per_threadgroup"
+        " thread_execution_width thread_index_in_quadgroup thread_index_in_simdgroup"
+        " thread_index_in_threadgroup thread_position_in_grid thread_position_in_threadgroup"
+        " threadgroup_position_in_grid threadgroups_per_grid threads_per_grid"
+        " threads_per_simdgroup threads_per_threadgroup"
+    ).split()
+)
+
+CASES = {
+    "plain": (kernel_of(["x"], ["y"], THREAD + "y[i] = x[i];"), [X], [mx.float32], ()),
+    "no attribute": (kernel_of(["x"], ["y"], "y[0] = x[0];"), [X], [mx.float32], ()),
+    "all attributes": (kernel_of(["x"], ["y"], ALL_ATTRIBUTES), [X], [mx.float32], ()),
+    "seven elements": (
+        kernel_of(["x", "z"], ["y"], THREAD),
+        [mx.zeros((7,), mx.uint8), mx.zeros((8,), mx.int8)],
+        [mx.float16],
+        (),
+    ),
+    "scalars": (
+        kernel_of(["x", "s"], ["y"], THREAD + "s_shape; s_ndim;"),
+        [X, mx.array(1.5)],
+        [mx.bfloat16],
+        (),
+    ),
+    "empty": (kernel_of(["x"], ["y"], THREAD), [mx.zeros((0,), mx.int64)], [mx.uint64], ()),
+    "forms of inputs": (
+        kernel_of(["x", "ax"], ["y"], THREAD + "ax_shape[0]; x_strides[1]; // x_ndim"),
+        [X, mx.zeros((3, 3, 1), mx.int16)],
+        [mx.uint16],
+        (),
+    ),
+    "two outputs": (
+        kernel_of(["x"], ["y", "z"], THREAD),
+        [X],
+        [mx.uint32, mx.bool_],
+        (),
+    ),
+    "header": (
+        kernel_of(["x"], ["y"], THREAD, header="constant float half_pi = 1.5707963f;\n"),
+        [X],
+        [mx.float32],
+        (),
+    ),
+    "template": (
+        kernel_of(["x"], ["y"], THREAD + "y[i] = T(x[i] * N);", header="// none\n"),
+        [X],
+        [mx.float16],
+        [("T", mx.float16), ("N", -3), ("FLAG", True), ("OFF", False), ("U", mx.int32)],
+    ),
+    "atomic outputs": (
+        kernel_of(["x"], ["y"], THREAD, atomic_outputs=True),
+        [X],
+        [mx.int32],
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_text_is_what_mlx_writes(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kernel, inputs, outputs, template = CASES[case]
+    text = variant_of(kernel, [Operand.of(x) for x in inputs], outputs, template).text
+    assert text == mlx_text(kernel, inputs, outputs, template, tmp_path, capfd)
