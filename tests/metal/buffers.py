@@ -27,7 +27,7 @@ class GuardedBuffer:
     """
 
     def __init__(self, name: str, size: int, at_end: bool) -> None:
-        self.name, self.size = name, size
+        self.name, self.size, self._read_only = name, size, False
         self._mapped = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         total = self._mapped + 2 * GUARD_BYTES
         base = _libc.mmap(None, total, _PROT_NONE, _PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
@@ -50,6 +50,7 @@ class GuardedBuffer:
             _libc.mprotect(self._pages, self._mapped, access)
 
     def make_read_only(self) -> None:
+        self._read_only = True
         self._protect(mmap.PROT_READ)
 
     def place_of(self, address: int) -> str | None:
@@ -60,7 +61,8 @@ class GuardedBuffer:
             return f"{self.address - address} bytes before the start of {self.name}"
         if address >= self.address + self.size:
             return f"{address - self.address - self.size} bytes after the end of {self.name}"
-        return f"{self.name}, which is read-only"
+        read_only = ", read-only" if self._read_only else ""
+        return f"byte {address - self.address} of {self.name}{read_only}"
 
     def close(self) -> None:
         """Unmaps it; `bytes` must not be used any more."""

@@ -289,20 +289,28 @@ void run_grid() {
 
 const char* meaning(int signal_number) {
     switch (signal_number) {
-    case SIGILL: return "index outside an array, or misaligned access";
     case SIGFPE: return "integer division by zero";
     case SIGALRM: return "no end";
     default: return "access outside all buffers";
     }
 }
 
-uintptr_t program_counter(void* context) {
+void* program_counter(void* context) {
     const mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
-    return machine.gregs[REG_RIP];
+    return reinterpret_cast<void*>(machine.gregs[REG_RIP]);
 #else
-    return machine.pc;
+    return reinterpret_cast<void*>(machine.pc);
 #endif
+}
+
+// Where an instruction stands in the kernel's library, or 0 if it is elsewhere.
+uint64_t library_offset(void* instruction) {
+    Dl_info here, kernels;
+    if (!dladdr(instruction, &here) || !dladdr(reinterpret_cast<void*>(kernel), &kernels) ||
+        here.dli_fbase != kernels.dli_fbase)
+        return 0;
+    return uintptr_t(instruction) - uintptr_t(here.dli_fbase);
 }
 
 void on_signal(int signal_number, siginfo_t* info, void* context) {
@@ -313,12 +321,7 @@ void on_signal(int signal_number, siginfo_t* info, void* context) {
     }
     if (!running) return;
     if (fault_now->message[0] == 0) {
-        Dl_info library;
-        const uintptr_t counter = program_counter(context);
-        if (dladdr(reinterpret_cast<void*>(counter), &library) &&
-            dladdr(reinterpret_cast<void*>(kernel), &library) &&
-            counter > uintptr_t(library.dli_fbase))
-            fault_now->program_counter = counter - uintptr_t(library.dli_fbase);
+        fault_now->program_counter = library_offset(program_counter(context));
         if (signal_number == SIGSEGV || signal_number == SIGBUS)
             fault_now->address = reinterpret_cast<uintptr_t>(info->si_addr);
         const Extent id = threadgroup_now.id;
@@ -333,7 +336,7 @@ void* reserve(size_t bytes) {
     return memory == MAP_FAILED ? nullptr : memory;
 }
 
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGALRM};
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGALRM};
 
 // Runs the grid with signals turned into faults.
 void run_guarded() {
@@ -447,6 +450,39 @@ void* threadgroup_slot(unsigned number, size_t bytes, size_t alignment) {
     memset(slot.memory + bytes, CANARY, CANARY_BYTES);
     arena_used = slot.memory - arena + bytes + CANARY_BYTES;
     return slot.memory;
+}
+
+// What the compiler's sanitizers call; their data are as in GCC's libsanitizer.
+struct SanitizerPlace {
+    const char* file;
+    uint32_t line, column;
+};
+
+struct BoundsData {
+    SanitizerPlace place;
+    const void *array_type, *index_type;
+};
+
+struct AlignmentData {
+    SanitizerPlace place;
+    const void* type;
+    unsigned char log2_alignment, kind;
+};
+
+static void* call_site(void* return_address) { return static_cast<char*>(return_address) - 1; }
+
+extern "C" [[noreturn]] void __ubsan_handle_out_of_bounds_abort(BoundsData*, uintptr_t index) {
+    fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
+    record_fault(0, "index %td is outside an array, in thread %u", ptrdiff_t(index), current->index);
+    give_up();
+}
+
+extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(AlignmentData* data, uintptr_t address) {
+    fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
+    fault_now->address = address;
+    record_fault(0, "misaligned access, in thread %u: %u bytes of alignment are needed", current->index,
+                 1u << data->log2_alignment);
+    give_up();
 }
 
 // Runs a kernel once. fault: zeroed
