@@ -1,7 +1,6 @@
-"""A turn of a session, and the edits that can be taken back; plain data, changed by `Tree` only."""
+"""A turn of a session: plain data, changed by `Tree` only."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from llamay.session.records import NO_SETTINGS, NodeState, Role, SegmentRef, Settings
 
@@ -52,21 +51,3 @@ class Node:
         """The beginning of the text on one line of at most so many characters."""
         line = " ".join(self.text.split())
         return line if len(line) <= columns else line[: columns - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One attribute of one node, before and after an edit."""
-
-    attribute: str
-    node: int
-    before: Any
-    after: Any
-
-
-@dataclass(slots=True)
-class Done:
-    """An edit that can be taken back or made again; place: where the tree's place goes then."""
-
-    place: int | None
-    steps: list[Step]

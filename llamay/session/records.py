@@ -4,7 +4,8 @@ Replaying the same records on the same tree gives the same tree. As JSON a recor
 its class's name and those fields that are not at their defaults.
 """
 
-from dataclasses import MISSING, Field, dataclass, fields
+import json
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 Role: TypeAlias = Literal["root", "user", "assistant"]
@@ -237,49 +238,62 @@ _RECORDS: dict[str, type[Any]] = {
 }
 
 
-def to_json(value: Any) -> Any:
-    """A record, or one of the values in it, as what `json` writes."""
-    if isinstance(value, tuple | list):
-        return [to_json(item) for item in value]
-    if type(value).__name__ in _RECORDS:
-        return {"record": type(value).__name__, **values_to_json(value)}
-    if isinstance(value, Settings | Info | SegmentRef):
-        return values_to_json(value)
-    return value
+# Fields of a record or a value in it, with their defaults. No value equals a new object.
+_FIELDS = {
+    kind: [
+        (field.name, object() if field.default is MISSING else field.default)
+        for field in fields(kind)
+    ]
+    for kind in (*_RECORDS.values(), Settings, Info, SegmentRef)
+}
 
 
-def values_to_json(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults."""
-    pairs = ((field, getattr(value, field.name)) for field in fields(value))
-    return {field.name: to_json(item) for field, item in pairs if item != _default(field)}
+def encode(record: Record) -> str:
+    """The record as JSON in ASCII."""
+    return json.dumps(record, default=to_json)
 
 
-def from_json(value: Any) -> Record:
-    """The reverse of `to_json` for a record. Raises ValueError if it is none."""
+def decode(text: str | bytes) -> Record:
+    """The record that `encode` made a text of. Raises ValueError if it is none."""
+    return _record(json.loads(text))
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """What `json.dumps` takes as `default` for records and the values in them."""
+    kind = type(value)
+    pairs = ((name, getattr(value, name), default) for name, default in _FIELDS[kind])
+    result = {name: item for name, item, default in pairs if item != default}
+    if kind.__name__ in _RECORDS:
+        result["record"] = kind.__name__
+    return result
+
+
+def from_json(kind: type[Any], values: dict[str, Any]) -> Any:
+    """A record or a value in one, out of its fields.
+
+    Raises TypeError, ValueError or LookupError if they do not fit.
+    """
+    return kind(**{name: _value(name, value) for name, value in values.items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    match name:
+        case "settings":
+            return from_json(Settings, value)
+        case "info":
+            return from_json(Info, value)
+        case "segments":
+            return tuple(from_json(SegmentRef, item) for item in value)
+        case "changes":
+            return tuple(map(_record, value))
+        case _:
+            return tuple(value) if type(value) is list else value
+
+
+def _record(value: Any) -> Record:
     try:
-        kind = _RECORDS[value["record"]]
-        record: Record = values_from_json(kind, {k: v for k, v in value.items() if k != "record"})
+        kind = _RECORDS[value.pop("record")]
+        record: Record = from_json(kind, value)
         return record
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a record of this version ({error!r})") from None
-
-
-def values_from_json(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass out of its fields. Raises TypeError or ValueError if they do not fit."""
-    nested = {"settings": Settings, "info": Info}
-    read: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in nested:
-            read[name] = values_from_json(nested[name], value)
-        elif name == "segments":
-            read[name] = tuple(values_from_json(SegmentRef, item) for item in value)
-        elif name == "changes":
-            read[name] = tuple(from_json(item) for item in value)
-        else:
-            read[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**read)
-
-
-def _default(field: "Field[Any]") -> Any:
-    # What has no default is always written: no value equals a new object.
-    return object() if field.default is MISSING else field.default

@@ -5,16 +5,16 @@ of it and then its own ids:
 
     history(node) = history(parent)[:keeps] + ids    its own positions: [keeps, keeps + len(ids))
 
-Deleting hides, so that it can be undone. Edits, which are what a user does to the tree, go to a
-stack of steps; a step is an attribute of a node with its value before and after.
+Deleting hides, so that it can be undone, until a purge.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from llamay.errors import SessionError
 from llamay.sampling import child_seed
-from llamay.session.node import Done, Node, Step
+from llamay.session.edits import Edits, Step, phrase
+from llamay.session.node import Node
 from llamay.session.records import (
     NO_INFO,
     NO_SETTINGS,
@@ -39,29 +39,7 @@ from llamay.session.records import (
     Undo,
 )
 
-__all__ = [
-    "AddNode",
-    "AppendIds",
-    "Delete",
-    "Edit",
-    "Info",
-    "Node",
-    "NodeState",
-    "Purge",
-    "Record",
-    "Redo",
-    "Role",
-    "SegmentRef",
-    "SetInfo",
-    "SetLabel",
-    "SetPlace",
-    "SetSegments",
-    "SetSettings",
-    "SetState",
-    "Settings",
-    "Tree",
-    "Undo",
-]
+__all__ = ["ROOT", "Node", "NodeState", "Role", "SegmentRef", "Settings", "Tree"]
 
 ROOT = 0
 
@@ -79,9 +57,34 @@ class Tree:
         self.place = ROOT
         self.next_id = 1
         self.nodes = {ROOT: Node(ROOT, ROOT, "root", [""], keeps=0, settings=settings)}
-        self.undo_stack: list[Done] = []
-        self.redo_stack: list[Done] = []
+        self.edits = Edits()
         self._children: dict[int, list[int]] = {ROOT: []}
+
+    @classmethod
+    def restored(
+        cls,
+        info: Info,
+        nodes: Iterable[Node],
+        *,
+        place: int,
+        next_id: int,
+        edits: Edits,
+    ) -> "Tree":
+        """The tree of these nodes, the root first and parents before their children.
+
+        Raises ValueError or LookupError if they are none.
+        """
+        tree = cls(info=info)
+        for node in nodes:
+            if node.id != ROOT:
+                tree._children[node.parent].append(node.id)
+                tree._children[node.id] = []
+            tree.nodes[node.id] = node
+        edited = [step.node for done in (*edits.made, *edits.undone) for step in done.steps]
+        if not tree.visible(place) or not tree.nodes.keys() >= set(edited):
+            raise ValueError("turns are missing")
+        tree.place, tree.next_id, tree.edits = place, next_id, edits
+        return tree
 
     @property
     def root(self) -> Node:
@@ -181,24 +184,29 @@ class Tree:
         return child_seed(self.effective(user).seed or 0, index)
 
     @property
+    def has_hidden(self) -> bool:
+        """Whether a purge would forget nodes."""
+        return any(node.hidden for node in self.nodes.values())
+
+    @property
     def can_undo(self) -> bool:
         """Whether there is an edit to take back."""
-        return bool(self.undo_stack)
+        return bool(self.edits.made)
 
     @property
     def can_redo(self) -> bool:
         """Whether there is an edit to make again."""
-        return bool(self.redo_stack)
+        return bool(self.edits.undone)
 
     @property
     def undo_phrase(self) -> str | None:
         """What an undo would take back, such as `2 answers`; None if there is nothing."""
-        return self._phrase(self.undo_stack[-1]) if self.undo_stack else None
+        return phrase(self.edits.made, self.nodes)
 
     @property
     def redo_phrase(self) -> str | None:
         """What a redo would bring back; None if there is nothing."""
-        return self._phrase(self.redo_stack[-1]) if self.redo_stack else None
+        return phrase(self.edits.undone, self.nodes)
 
     def apply(self, record: Record) -> tuple[int, ...]:
         """Makes a change and returns the nodes that it added, hid, showed or changed.
@@ -211,9 +219,9 @@ class Tree:
             case Edit():
                 return self._edit(record.changes)
             case Undo():
-                return self._swap(self.undo_stack, self.redo_stack, undo=True)
+                return self._go_back(*self.edits.undo(self.nodes, self.place))
             case Redo():
-                return self._swap(self.redo_stack, self.undo_stack, undo=False)
+                return self._go_back(*self.edits.redo(self.nodes, self.place))
             case Purge():
                 return self._purge()
             case SetInfo():
@@ -226,13 +234,24 @@ class Tree:
             case AppendIds():
                 return self._append(record)
             case SetSegments():
-                self.node(record.node).segments = record.segments
-                return ()
+                return self._set_segments(record)
             case SetState():
                 node = self.node(record.node)
                 node.state, node.error = record.state, record.error
                 node.finish_reason, node.seconds = record.finish_reason, record.seconds
                 return (node.id,)
+
+    def _set_segments(self, record: SetSegments) -> tuple[int, ...]:
+        position, end = self.start(record.node), self.length(record.node)
+        for segment in record.segments:
+            if not position <= segment.start < segment.end <= end:
+                raise SessionError(
+                    f"segment {segment.name} has positions [{segment.start}, {segment.end}), "
+                    f"expected some of [{position}, {end}) of turn {record.node}"
+                )
+            position = segment.end
+        self.nodes[record.node].segments = record.segments
+        return ()
 
     def _append(self, record: AppendIds) -> tuple[int, ...]:
         node = self.node(record.node)
@@ -264,10 +283,8 @@ class Tree:
             self._forget([id for id in self.nodes if id >= next_id])
             self.place, self.next_id = place, next_id
             raise
-        moves = any(step.attribute == "hidden" for step in steps)
         if steps:
-            self.undo_stack.append(Done(place if moves else None, steps))
-            self.redo_stack.clear()
+            self.edits.add(steps, place)
         self._settle()
         return tuple(step.node for step in steps)
 
@@ -348,20 +365,10 @@ class Tree:
         if not self.visible(id):
             raise SessionError(f"turn {id} is not in this session, or deleted; see its tree")
 
-    def _swap(self, source: list[Done], target: list[Done], *, undo: bool) -> tuple[int, ...]:
-        if not source:
-            raise SessionError(f"there is nothing to {'undo' if undo else 'redo'}")
-        edit = source.pop()
-        for step in reversed(edit.steps) if undo else edit.steps:
-            setattr(self.nodes[step.node], step.attribute, step.before if undo else step.after)
-        here = self.place
-        if edit.place is None:
-            target.append(edit)
-        else:
-            target.append(Done(here, edit.steps))
-            self.place = edit.place
+    def _go_back(self, place: int, steps: list[Step]) -> tuple[int, ...]:
+        self.place = place
         self._settle()
-        return tuple(step.node for step in edit.steps)
+        return tuple(step.node for step in steps)
 
     def _settle(self) -> None:
         """Moves the place up to where it is visible."""
@@ -377,8 +384,7 @@ class Tree:
             parent = self.nodes[self.nodes[id].parent]
             parent.first_free_seed = max(parent.first_free_seed, self.next_seed_index(parent.id))
         self._forget(gone)
-        self.undo_stack.clear()
-        self.redo_stack.clear()
+        self.edits.clear()
         return tuple(gone)
 
     def _forget(self, gone: list[int]) -> None:
@@ -386,20 +392,3 @@ class Tree:
             self._children[self.nodes[id].parent].remove(id)
         for id in gone:
             del self.nodes[id], self._children[id]
-
-    def _phrase(self, edit: Done) -> str:
-        step = edit.steps[0]
-        node = self.nodes[step.node]
-        match step.attribute:
-            case "hidden" if step.after:
-                return f'deletion of "{node.preview()}"'
-            case "hidden" if node.role == "user":
-                return f'message "{node.preview()}"'
-            case "hidden":
-                return "an answer" if len(edit.steps) == 1 else f"{len(edit.steps)} answers"
-            case "label":
-                return (
-                    f'label "{step.after}"' if step.after else f'removal of label "{step.before}"'
-                )
-            case _:
-                return "settings"

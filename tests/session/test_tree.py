@@ -5,8 +5,7 @@ import json
 import pytest
 
 from llamay.errors import SessionError
-from llamay.session.records import from_json, to_json
-from llamay.session.tree import (
+from llamay.session.records import (
     AddNode,
     AppendIds,
     Delete,
@@ -21,9 +20,11 @@ from llamay.session.tree import (
     SetSettings,
     SetState,
     Settings,
-    Tree,
     Undo,
+    decode,
+    encode,
 )
+from llamay.session.tree import Tree
 
 
 def asked() -> Tree:
@@ -217,7 +218,7 @@ def test_records_come_back_from_json_as_they_were() -> None:
         Purge(),
     ]
     for record in records:
-        assert from_json(json.loads(json.dumps(to_json(record)))) == record
+        assert decode(encode(record)) == record
 
 
 @pytest.mark.parametrize(
@@ -225,4 +226,4 @@ def test_records_come_back_from_json_as_they_were() -> None:
 )
 def test_other_json_is_no_record(value: object) -> None:
     with pytest.raises(ValueError, match="not a record"):
-        from_json(value)
+        decode(json.dumps(value))

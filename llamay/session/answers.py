@@ -1,0 +1,133 @@
+"""Answers of one request on their way from the engine into the tree."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from llamay.engine import Generation
+from llamay.events import (
+    AnswerEnded,
+    AnswerFailed,
+    AnswerProgress,
+    AnswerText,
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    SessionEvent,
+    TextDelta,
+    TreeChanged,
+)
+from llamay.sampling import SamplingParams
+from llamay.session.node import Node
+from llamay.session.records import AppendIds, NodeState, Record, SetState, Settings
+from llamay.session.writing import Told
+
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+
+
+def sampling_params(settings: Settings, seed: int | None = None) -> SamplingParams:
+    """What an answer is sampled with. Raises UsageError for a value out of range.
+
+    seed: the answer's own
+    """
+    names = [field.name for field in fields(settings) if field.name in _SAMPLING]
+    values = {name: getattr(settings, name) for name in names}
+    params = SamplingParams(**{name: item for name, item in values.items() if item is not None})
+    return params if seed is None else replace(params, seed=seed)
+
+
+class Answers:
+    """What a request's events mean for the tree; `told` is for the writer's thread.
+
+    nodes: the answer of each of the request's branches
+    known: tokens of the prompt that the request was not given, since they were known before
+    """
+
+    def __init__(self, nodes: Sequence[Node], known: int = 0) -> None:
+        self.nodes = [node.id for node in nodes]
+        self.known = known
+        self.generation: Generation | None = None
+        self.ended = threading.Event()
+        self.interrupted = False  # what is cancelled from now on is, because the session closes
+        self.prefill_tokens_per_s: float | None = None
+        self._count = [len(node.ids) for node in nodes]
+        self._seconds = [node.seconds or 0.0 for node in nodes]
+        self._begun = [False] * len(nodes)
+        self._rest = [""] * len(nodes)  # text that came without tokens
+        self._running = set(range(len(nodes)))
+
+    def is_running(self, node: int) -> bool:
+        """Whether it has not ended yet."""
+        return node in self.nodes and self.nodes.index(node) in self._running
+
+    def told(self, event: Event) -> Told | None:
+        """What to write, apply and tell."""
+        match event:
+            case PrefillProgress():
+                return self._progress(event)
+            case TextDelta() if not event.ids:
+                # What the engine held back. If the answer was cancelled, it may still go on, and
+                # then its text is that of its tokens.
+                self._rest[event.branch] = event.text
+                return None
+            case TextDelta():
+                return self._text(event)
+            case Finished():
+                return self._finished(event)
+            case Failed():
+                message = str(event.error)
+                state = SetState(
+                    self.nodes[event.branch], "failed", error=message, seconds=self._spent(event)
+                )
+                return self._end(event.branch, state, AnswerFailed(state.node, message))
+
+    def _progress(self, event: PrefillProgress) -> Told:
+        total, cached = event.total + self.known, event.cached + self.known
+        if event.done and event.seconds > 0:
+            self.prefill_tokens_per_s = event.done / event.seconds
+        return Told(
+            events=[
+                AnswerProgress(node, total, cached, event.done, event.seconds)
+                for node in self.nodes
+            ]
+        )
+
+    def _text(self, event: TextDelta) -> Told:
+        node, branch = self.nodes[event.branch], event.branch
+        records: list[Record] = []
+        events: list[SessionEvent] = []
+        if not self._begun[branch]:
+            self._begun[branch] = True
+            records.append(SetState(node, "writing", seconds=self._seconds[branch] or None))
+            events.append(TreeChanged((node,)))
+        records.append(AppendIds(node, self._count[branch], event.ids, event.logprobs, event.text))
+        self._count[branch] += len(event.ids)
+        events.append(AnswerText(node, event.ids, event.logprobs, event.text))
+        return Told(records, events)
+
+    def _finished(self, event: Finished) -> Told:
+        branch, node = event.branch, self.nodes[event.branch]
+        tokens, seconds = self._count[branch], self._spent(event)
+        state: NodeState = "done"
+        if event.reason == "cancelled":
+            state = "interrupted" if self.interrupted else "stopped"
+        told = self._end(
+            branch,
+            SetState(node, state, event.reason, seconds=seconds),
+            AnswerEnded(node, event.reason, tokens, seconds),
+        )
+        if state == "done" and (rest := self._rest[branch]):
+            return Told(
+                [AppendIds(node, tokens, text=rest), *told.records],
+                [AnswerText(node, (), (), rest), *told.events],
+            )
+        return told
+
+    def _spent(self, event: Finished | Failed) -> float:
+        seconds = event.seconds if isinstance(event, Finished) else 0.0
+        return self._seconds[event.branch] + seconds
+
+    def _end(self, branch: int, state: SetState, event: SessionEvent) -> Told:
+        self._running.discard(branch)
+        return Told([state], [event, TreeChanged((state.node,))])

@@ -1,0 +1,279 @@
+"""Where the computed state of a session's turns is: in contexts, in segment files, or nowhere.
+
+A context is kept for each visible leaf, and the answers under way have theirs; every other turn is
+the beginning of one of these.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from llamay.engine import Branch, Counters, Engine
+from llamay.errors import ContextBusyError
+from llamay.kv import Context
+from llamay.session.answers import Answers
+from llamay.session.records import SegmentRef
+from llamay.session.tree import Tree
+from llamay.session.writing import Writer
+
+Place: TypeAlias = Literal["memory", "disk", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A turn's branch: its tokens, the pages that it alone holds and those it shares, and where
+    its state is: all in memory, all in memory and on disk together, or to be computed in part."""
+
+    tokens: int
+    own_pages: int
+    shared_pages: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class PageCell:
+    """Positions [start, end) of a branch, a page of them.
+
+    holders: leaves whose branches hold the page; own: whether that is one only
+    """
+
+    start: int
+    end: int
+    holders: tuple[int, ...]
+    own: bool
+    where: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the session's engine holds.
+
+    budget_bytes: None if memory is not bounded
+    pages:        of the session's branches, shared ones once; copy_pages: if nothing were shared
+    tree_entries: of the prefix tree; tree_bytes: what only it keeps in memory
+    """
+
+    memory_bytes: int
+    budget_bytes: int | None
+    pages: int
+    copy_pages: int
+    tree_entries: int
+    tree_bytes: int
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What segment files hold of a branch: its first `end` tokens."""
+
+    segments: tuple[SegmentRef, ...]
+    end: int
+
+
+def saved(tree: Tree, id: int, weights: str) -> Saved:
+    """What the segments of the turns on a path hold, up to the first gap.
+
+    weights: weights_sha256 of the model; what others computed does not count
+    """
+    files: list[SegmentRef] = []
+    end = 0
+    for node in map(tree.node, tree.path(id)[1:]):
+        start = tree.start(node.id)
+        if start < end:
+            end = start
+            while files and files[-1].start >= end:
+                files.pop()
+        if end < start or (node.segments and node.model != weights):
+            break
+        for segment in node.segments:
+            if segment.start > end:
+                break
+            files.append(segment)
+            end = segment.end
+        if end < start + len(node.ids):
+            break
+    return Saved(tuple(files), end)
+
+
+class States:
+    """The contexts of a session's leaves and of its answers under way; for any thread.
+
+    Everything here is guarded by the writer's lock.
+    """
+
+    def __init__(self, writer: Writer, engine: Engine, weights: str) -> None:
+        self._writer = writer
+        self._tree = writer.tree
+        self._engine = engine
+        self._weights = weights
+        self._kept: dict[int, Branch] = {}
+        self._under_way: dict[int, Answers] = {}
+
+    # --- which contexts there are ---
+
+    def begin(self, answers: Answers) -> None:
+        """Answers are under way; their contexts are the engine's."""
+        with self._writer.lock:
+            for node in answers.nodes:
+                self._under_way[node] = answers
+
+    def answers(self, node: int) -> Answers | None:
+        """The request that an answer is under way in."""
+        with self._writer.lock:
+            return self._under_way.get(node)
+
+    def under_way(self) -> list[Answers]:
+        """All requests under way, each once."""
+        with self._writer.lock:
+            return list(dict.fromkeys(self._under_way.values()))
+
+    def end(self, node: int) -> None:
+        """An answer has ended; its context is kept."""
+        with self._writer.lock:
+            answers = self._under_way.pop(node)
+            if branch := _branch(answers, node):
+                self.keep(node, branch)
+
+    def keep(self, node: int, branch: Branch) -> None:
+        """Keeps the context of a leaf, in place of one that was kept."""
+        with self._writer.lock:
+            before, self._kept[node] = self._kept.get(node), branch
+        if before and before is not branch:
+            before.close()
+
+    def settle(self) -> list[int]:
+        """Lets go of contexts whose turn is no visible leaf; returns leaves that have none."""
+        with self._writer.lock:
+            leaves = self._tree.leaves()
+            gone = [self._kept.pop(id) for id in set(self._kept) - set(leaves)]
+            bare = [id for id in leaves if id not in self._kept and id not in self._under_way]
+        for branch in gone:
+            branch.close()
+        return [id for id in bare if id]
+
+    def close(self) -> None:
+        """Lets go of all."""
+        with self._writer.lock:
+            kept, self._kept = self._kept, {}
+        for branch in kept.values():
+            branch.close()
+
+    def park(self, node: int) -> None:
+        """Says that a leaf's context may go when room is needed, if all of it is on disk."""
+        with self._writer.lock:
+            branch = self._kept.get(node)
+            on_disk = branch and saved(self._tree, node, self._weights).end >= branch.length
+        if branch and on_disk:
+            with suppress(ContextBusyError):
+                self._engine.cache.park(branch.context)
+
+    # --- what they hold ---
+
+    def source(self, node: int) -> Context | None:
+        """The context that holds most of a turn's history; it may hold more than that."""
+        with self._writer.lock:
+            found = self._best(node)
+        return found[1] if found else None
+
+    def remember(self, node: int) -> None:
+        """Has the cache find what contexts of the session hold of a turn's history."""
+        if (context := self.source(node)) is not None:
+            with suppress(ContextBusyError):  # what is under way was found when it was read
+                self._engine.cache.retain(context)
+
+    def where(self, id: int) -> Where:
+        """See `Where`."""
+        with self._writer.lock:
+            tokens = self._tree.length(id)
+            held, page_ids = self._held(id, tokens)
+            holders = self._holders()
+            on_disk = saved(self._tree, id, self._weights).end
+        own = sum(len(holders[page]) == 1 for page in page_ids)
+        return Where(tokens, own, len(page_ids) - own, _place(tokens, held, on_disk))
+
+    def page_map(self, id: int) -> tuple[PageCell, ...]:
+        """A cell for each page of a turn's branch, in order of positions."""
+        with self._writer.lock:
+            tokens = self._tree.length(id)
+            held, page_ids = self._held(id, tokens)
+            holders = self._holders()
+            on_disk = saved(self._tree, id, self._weights).end
+        cells = []
+        size = self._engine.cache.store.layout.page_tokens
+        for page, start in enumerate(range(0, tokens, size)):
+            end = min(start + size, tokens)
+            who = tuple(holders[page_ids[page]]) if page < len(page_ids) else ()
+            cells.append(PageCell(start, end, who, len(who) == 1, _place(end, held, on_disk)))
+        return tuple(cells)
+
+    def figures(self) -> Figures:
+        """See `Figures`."""
+        cache = self._engine.cache
+        store = cache.store
+        with self._writer.lock:
+            contexts = self._contexts()
+        page_ids = [list(context.page_ids) for context in contexts.values()]
+        return Figures(
+            memory_bytes=cache.live_pages * store.page_bytes,
+            budget_bytes=None if store.max_pages is None else store.max_pages * store.page_bytes,
+            pages=len({page for pages in page_ids for page in pages}),
+            copy_pages=sum(map(len, page_ids)),
+            tree_entries=cache.retained,
+            tree_bytes=cache.tree_bytes,
+            counters=self._engine.counters,
+        )
+
+    def _contexts(self) -> dict[int, Context]:
+        """Those that the session's visible leaves have now."""
+        contexts = {id: branch.context for id, branch in self._kept.items()}
+        for node, answers in self._under_way.items():
+            if branch := _branch(answers, node):
+                contexts[node] = branch.context
+        return contexts
+
+    def _held(self, id: int, tokens: int) -> tuple[int, Sequence[int]]:
+        """How many of a turn's tokens are in memory, and in which pages."""
+        found = self._best(id)
+        if found is None:
+            return 0, ()
+        held, context = found
+        size = self._engine.cache.store.layout.page_tokens
+        held = min(held, tokens)
+        return held, list(context.page_ids)[: -(-held // size)]
+
+    def _holders(self) -> dict[int, list[int]]:
+        holders: dict[int, list[int]] = {}
+        for node, context in self._contexts().items():
+            for page in list(context.page_ids):
+                holders.setdefault(page, []).append(node)
+        return holders
+
+    def _best(self, id: int) -> tuple[int, Context] | None:
+        """The context with most of a turn's tokens at its beginning, and how many these are."""
+        path = self._tree.path(id)
+        best: tuple[int, Context] | None = None
+        for node, context in self._contexts().items():
+            common = min(self._common(path, self._tree.path(node)), context.length)
+            if common and (best is None or common > best[0]):
+                best = common, context
+        return best
+
+    def _common(self, path: Sequence[int], other: Sequence[int]) -> int:
+        """How many tokens two branches share, by the turns they share."""
+        turns = sum(1 for a, b in zip(path, other, strict=False) if a == b)
+        ends = [self._tree.length(path[turns - 1])]
+        ends += [self._tree.start(branch[turns]) for branch in (path, other) if branch[turns:]]
+        return min(ends)
+
+
+def _branch(answers: Answers, node: int) -> Branch | None:
+    branches = answers.generation.branches if answers.generation else []
+    index = answers.nodes.index(node)
+    return branches[index] if index < len(branches) else None
+
+
+def _place(tokens: int, held: int, on_disk: int) -> Place:
+    if tokens <= held:
+        return "memory" if tokens else "none"
+    return "disk" if tokens <= max(held, on_disk) else "none"
