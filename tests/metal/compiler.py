@@ -24,7 +24,7 @@ MLX_HEADERS = Path(mx.__file__).parent / "include"
 COMPILER = ["g++", "-std=c++20", "-O3", "-g1", "-shared", "-fPIC", "-Wall", "-Wextra"]
 COMPILER += ["-fexcess-precision=16", "-fno-strict-aliasing", "-fsigned-char"]
 COMPILER += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
-KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment"]
+KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment,integer-divide-by-zero"]
 KERNEL_FLAGS += ["-fno-sanitize-recover=all", "-nodefaultlibs", "-lm", "-lc", "-lgcc"]
 KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern", "-Wno-literal-suffix", "-Wno-attributes"]
 KERNEL_FLAGS += ["-Wno-unknown-pragmas"]

@@ -49,11 +49,11 @@ PRODUCT_SOURCE = """
 """
 
 
-def product(make_kernel: MakeKernel, x: mx.array, w: mx.array, source: str = PRODUCT_SOURCE) -> mx.array:
+def product(
+    make_kernel: MakeKernel, x: mx.array, w: mx.array, source: str = PRODUCT_SOURCE
+) -> mx.array:
     """x: [m, k] float32; w: [n, k] float16, k a multiple of 4. Returns [m, n] float32."""
-    kernel = make_kernel(
-        name="product", input_names=["x", "w"], output_names=["y"], source=source
-    )
+    kernel = make_kernel(name="product", input_names=["x", "w"], output_names=["y"], source=source)
     (y,) = kernel(
         inputs=[x, w],
         grid=(-(-w.shape[0] // 32) * 128, -(-x.shape[0] // 8), 1),
@@ -64,8 +64,8 @@ def product(make_kernel: MakeKernel, x: mx.array, w: mx.array, source: str = PRO
     return y
 
 
-# Sums of the first `lengths[context]` positions of paged rows, one simdgroup per context; lane l takes
-# the positions l, l + 32, ...
+# Sums of the first `lengths[context]` positions of paged rows, one simdgroup per context; lane l
+# takes the positions l, l + 32, ...
 PAGED_SUM_SOURCE = """
     const uint context = threadgroup_position_in_grid.x, lane = thread_index_in_simdgroup;
     const int length = lengths[context];
@@ -127,6 +127,8 @@ def check_paged_sum(make_kernel: MakeKernel, source: str = PAGED_SUM_SOURCE) -> 
     for row, length in zip(table, lengths, strict=True):
         for i in range(-(-length // page)):
             row[i] = next(order)
-    sums = paged_sum(make_kernel, *map(mx.array, (pages, table, np.array(lengths, np.int32))), source)
+    sums = paged_sum(
+        make_kernel, *map(mx.array, (pages, table, np.array(lengths, np.int32))), source
+    )
     for total, row, length in zip(np.array(sums), table, lengths, strict=True):
         assert total == pages[row].reshape(-1)[:length].sum()

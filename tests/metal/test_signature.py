@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.metal.signature import Kernel, Operand, Template, variant_of
+from tests.metal.signature import ATTRIBUTES, Kernel, Operand, Template, variant_of
 
 GRID = {"grid": (64, 1, 1), "threadgroup": (32, 1, 1)}
 
@@ -40,18 +40,7 @@ def kernel_of(inputs: list[str], outputs: list[str], source: str, **more: Any) -
 
 X = mx.zeros((4, 16))
 THREAD = "uint i = thread_position_in_grid.x;"
-ALL_ATTRIBUTES = " ".join(
-    f"(void){name};"
-    for name in (
-        "dispatch_quadgroups_per_threadgroup dispatch_simdgroups_per_threadgroup"
-        " dispatch_threads_per_threadgroup grid_origin grid_size quadgroup_index_in_threadgroup"
-        " quadgroups_per_threadgroup simdgroup_index_in_threadgroup simdgroups_per_threadgroup"
-        " thread_execution_width thread_index_in_quadgroup thread_index_in_simdgroup"
-        " thread_index_in_threadgroup thread_position_in_grid thread_position_in_threadgroup"
-        " threadgroup_position_in_grid threadgroups_per_grid threads_per_grid"
-        " threads_per_simdgroup threads_per_threadgroup"
-    ).split()
-)
+ALL_ATTRIBUTES = " ".join(f"(void){name};" for name in ATTRIBUTES)
 
 CASES = {
     "plain": (kernel_of(["x"], ["y"], THREAD + "y[i] = x[i];"), [X], [mx.float32], ()),

@@ -289,9 +289,8 @@ void run_grid() {
 
 const char* meaning(int signal_number) {
     switch (signal_number) {
-    case SIGFPE: return "integer division by zero";
     case SIGALRM: return "no end";
-    default: return "access outside all buffers";
+    default: return "access that is not allowed";
     }
 }
 
@@ -336,7 +335,7 @@ void* reserve(size_t bytes) {
     return memory == MAP_FAILED ? nullptr : memory;
 }
 
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGALRM};
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGALRM};
 
 // Runs the grid with signals turned into faults.
 void run_guarded() {
@@ -394,8 +393,8 @@ unsigned collective(Combine combine, const char* call, int line) {
     return turn;
 }
 
-void fail_partial_simdgroup(const char* call, int line) {
-    record_fault(line, "%s in a simdgroup of %d lanes", call, __builtin_popcount(current->simdgroup->members));
+void fail_at(const char* call, int line, const char* how) {
+    record_fault(line, "%s %s", call, how);
     give_up();
 }
 
@@ -474,6 +473,12 @@ static void* call_site(void* return_address) { return static_cast<char*>(return_
 extern "C" [[noreturn]] void __ubsan_handle_out_of_bounds_abort(BoundsData*, uintptr_t index) {
     fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
     record_fault(0, "index %td is outside an array, in thread %u", ptrdiff_t(index), current->index);
+    give_up();
+}
+
+extern "C" [[noreturn]] void __ubsan_handle_divrem_overflow_abort(void*, uintptr_t, uintptr_t) {
+    fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
+    record_fault(0, "integer division by zero or overflow, in thread %u", current->index);
     give_up();
 }
 

@@ -87,8 +87,8 @@ extern const Launch* launch_now;
 // The caller has put its operand into operands[current->turn]. Returns that turn.
 unsigned collective(Combine combine, const char* call, int line);
 
-// Fails, for an operation that needs all 32 lanes.
-[[noreturn]] void fail_partial_simdgroup(const char* call, int line);
+// Ends the launch with a fault: this call, in this line, is wrong in this way.
+[[noreturn]] void fail_at(const char* call, int line, const char* how);
 
 // Waits for all threads of the threadgroup.
 void barrier(int line);

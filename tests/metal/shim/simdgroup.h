@@ -12,8 +12,22 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a
 
 #define AT int line = __builtin_LINE()
 
-inline void threadgroup_barrier(mem_flags, AT) { host::barrier(line); }
-inline void simdgroup_barrier(mem_flags, AT) { host::collective(nullptr, "simdgroup_barrier", line); }
+// Only the random schedule makes lanes meet at what orders no memory (a load, a store, a barrier
+// without flags), which shows that they are apart; in the others a lane that needs what another has
+// not yet written finds out.
+inline void meet_at_random(const char* call, int line) {
+    if (host::launch_now->schedule == host::RANDOM) host::collective(nullptr, call, line);
+}
+
+inline void threadgroup_barrier(mem_flags flags, AT) {
+    if (flags == mem_flags::mem_none) host::fail_at("threadgroup_barrier", line, "orders no memory");
+    host::barrier(line);
+}
+
+inline void simdgroup_barrier(mem_flags flags, AT) {
+    if (flags == mem_flags::mem_none) return meet_at_random("simdgroup_barrier", line);
+    host::collective(nullptr, "simdgroup_barrier", line);
+}
 
 // ---- one value per lane
 
@@ -184,13 +198,8 @@ inline simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) 
 
 // Matrix operations need all 32 lanes.
 inline void demand_full_simdgroup(const char* call, int line) {
-    if (host::current->simdgroup->members != ~0u) host::fail_partial_simdgroup(call, line);
-}
-
-// Only the random schedule makes lanes meet at a load or store, which shows that they are apart; in
-// the others a lane that needs what another has not yet written finds out.
-inline void meet_at_random(const char* call, int line) {
-    if (host::launch_now->schedule == host::RANDOM) host::collective(nullptr, call, line);
+    if (host::current->simdgroup->members == ~0u) return;
+    host::fail_at(call, line, "in a simdgroup that is not whole");
 }
 
 template <class T, class P>
