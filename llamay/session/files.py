@@ -1,5 +1,6 @@
 """What the session's files share: how they are created, and how encryption is opened."""
 
+import os
 from pathlib import Path
 
 from llamay.errors import SessionError, SessionKeyError, SnapshotError, SnapshotKeyError
@@ -20,9 +21,16 @@ def create_file(path: Path, data: bytes) -> None:
         raise SessionError(f"{path.parent}: the folder is gone; put it back, or copy the session")
     try:
         with new_file(path) as file:
-            file.write(data)
+            write_all(file.descriptor, data)
     except SnapshotError as error:
         raise SessionError(str(error)) from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of it to an open file. Raises OSError, maybe after a part."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def unwritable(path: Path, error: OSError) -> SessionError:

@@ -16,6 +16,7 @@ A journal is never continued by another process: what it would encrypt could tak
 encrypted something else before.
 """
 
+import errno
 import os
 import secrets
 import shutil
@@ -129,14 +130,17 @@ class SessionFolder:
         self.write(self.encode(tree))
 
     def rename(self, path: Path) -> None:
-        """Moves the folder, with its lock. Raises SessionError, also if `path` is there already."""
+        """Moves the folder, with its lock.
+
+        Raises FileExistsError if there is another, and SessionError if it cannot be moved.
+        """
         self._require_folder()
         try:
             self.path.rename(path)  # fails on a folder that has files
         except OSError as error:
-            raise SessionError(
-                f"{path}: the session cannot have this name ({error.strerror}); choose another"
-            ) from error
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise FileExistsError(error.errno, "there is another", str(path)) from error
+            raise unwritable(path, error) from error
         self.path = path
         self.segments = SegmentFiles(path / SEGMENTS)
         self._end_journal()
@@ -199,7 +203,7 @@ def create_folder(path: Path, tree: Tree, key: Key | None = None) -> SessionFold
     """A new session, open for writing; it appears whole.
 
     key: encrypts everything in it
-    Raises SessionError if `path` is there already or cannot be written.
+    Raises FileExistsError if `path` is there already, and SessionError if it cannot be written.
     """
     draft = path.parent / f"{DRAFT}{secrets.token_hex(8)}"
     loaded = Loaded(os.urandom(16), tree, 0, key is not None)
@@ -218,7 +222,7 @@ def create_folder(path: Path, tree: Tree, key: Key | None = None) -> SessionFold
         shutil.rmtree(draft, ignore_errors=True)
         if lock:
             lock.release()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, FileExistsError):
             raise unwritable(path, error) from error
         raise
 

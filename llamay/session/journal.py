@@ -41,9 +41,9 @@ from pathlib import Path
 from llamay.errors import SessionError, SessionVersionError, SnapshotCorruptError
 from llamay.kv.snapshot import Key
 from llamay.kv.snapshot.encryption import Cipher
-from llamay.kv.snapshot.files import NewFile, to_disk
+from llamay.kv.snapshot.files import to_disk
 from llamay.kv.snapshot.format import DIGEST_BYTES, Encryption, digest
-from llamay.session.files import create_file, new_cipher, open_cipher, unwritable
+from llamay.session.files import create_file, new_cipher, open_cipher, unwritable, write_all
 from llamay.session.records import Record, decode, encode
 
 VERSION = 1
@@ -51,6 +51,7 @@ MAGIC = b"LLAMAYSJ"
 
 _HEADER = struct.Struct("<8sHHI16sQ32s8s16s")
 _HEADER_BYTES = _HEADER.size + DIGEST_BYTES
+EMPTY_BYTES = 2 * _HEADER_BYTES  # of a journal without records
 _MARK = b"\xf5REC"
 _FRAME = struct.Struct("<4sIQI")
 _CHECK_BYTES = 4
@@ -83,7 +84,7 @@ class JournalWriter:
         self._attempt = 0
         self.sequence = sequence
         self.path = path
-        self.bytes = 2 * len(self._head)
+        self.bytes = EMPTY_BYTES
         create_file(path, self._head * 2)
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -107,7 +108,7 @@ class JournalWriter:
                 )
             # What a failed attempt left is cut off before anything follows it.
             os.ftruncate(self._descriptor, self.bytes)
-            NewFile(self._descriptor).write(data)
+            write_all(self._descriptor, data)
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self.bytes)
@@ -210,7 +211,7 @@ def _read_head(path: Path, data: bytes, session_id: bytes, text: JournalText) ->
 
 def _frames(data: bytes, session_id: bytes, text: JournalText) -> Iterator[tuple[int, int, bytes]]:
     """Sequence number, attempt and payload of the records whose digests are right."""
-    position = 2 * _HEADER_BYTES
+    position = EMPTY_BYTES
     while position < len(data):
         end = _frame_end(data, position, session_id)
         if end is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamay.errors import SessionCorruptError, SessionError
 from llamay.kv.snapshot import Key
-from llamay.session.journal import JournalText, read_journal
+from llamay.session.journal import EMPTY_BYTES, JournalText, read_journal
 from llamay.session.manifest import Manifest, read_manifest
 from llamay.session.records import Redo, Undo
 from llamay.session.tree import Tree
@@ -71,6 +71,12 @@ def journal_bases(path: Path) -> list[int]:
     """The journals of a folder, ascending."""
     names = (entry.name for entry in path.iterdir())
     return sorted(int(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
+
+
+def has_records_after(path: Path, sequence: int) -> bool:
+    """Whether there is a journal of later records than number `sequence`. Raises OSError."""
+    files = [path / journal_name(base) for base in journal_bases(path) if base >= sequence]
+    return any(file.stat().st_size > EMPTY_BYTES for file in files)
 
 
 def _listing(path: Path) -> object:

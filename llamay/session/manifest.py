@@ -14,7 +14,7 @@ id and sequence are authenticated.
 import json
 import re
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,11 @@ class Summary:
     branches: visible leaves
     parent:   the id of the session that it is a copy of
     updated:  seconds since 1970
+    sequence: number of the last record in it
     """
 
     id: str
+    sequence: int
     title: str
     tokens: int
     branches: int
@@ -71,12 +73,13 @@ class Manifest:
     encrypted: bool
 
 
-def summarise(session_id: bytes, tree: Tree, updated: float) -> Summary:
+def summarise(session_id: bytes, sequence: int, tree: Tree, updated: float) -> Summary:
     """What a list says of a tree."""
     seen = list(tree.walk())
     first = next((tree.node(id) for id in seen if tree.node(id).role == "user"), tree.root)
     return Summary(
         id=session_id.hex(),
+        sequence=sequence,
         title=(tree.info.title or first.preview(80))[:_MAX_TITLE],
         tokens=sum(len(tree.node(id).ids) for id in seen),
         branches=len(tree.leaves()),
@@ -91,11 +94,7 @@ def encode_manifest(
     path: Path, session_id: bytes, sequence: int, tree: Tree, key: Key | None, updated: float
 ) -> bytes:
     """The file's bytes; `path` names it in errors."""
-    summary: Any = {
-        field.name: getattr(value, field.name)
-        for value in [summarise(session_id, tree, updated)]
-        for field in fields(value)
-    }
+    summary: Any = asdict(summarise(session_id, sequence, tree, updated))
     content: Any = tree_to_json(tree)
     encryption, cipher = new_cipher(path, key)
     stored = None
