@@ -257,7 +257,7 @@ void start_threadgroup(Extent id) {
         Simdgroup& group = simdgroups[i];
         group.first_thread = i * LANES;
         const unsigned lanes = least(threadgroup_now.threads - i * LANES, LANES);
-        group.members = group.ready = lanes == LANES ? ~0u : (1u << lanes) - 1;
+        group.started = group.members = group.ready = lanes == LANES ? ~0u : (1u << lanes) - 1;
         group.arrived = 0;
     }
 }

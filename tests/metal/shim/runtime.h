@@ -45,6 +45,7 @@ struct Simdgroup {
     alignas(64) unsigned char operands[2][LANES * OPERAND_BYTES];
     alignas(64) unsigned char results[2][RESULT_BYTES];
     uint32_t took_part[2];  // lanes whose operands are there
+    uint32_t started;       // lanes that there are
     uint32_t members;       // lanes that have not returned
     uint32_t arrived;       // lanes that wait at the collective call
     uint32_t ready;         // lanes that can go on

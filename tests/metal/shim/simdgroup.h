@@ -12,11 +12,13 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a
 
 #define AT int line = __builtin_LINE()
 
+inline bool at_random() { return host::launch_now->schedule == host::RANDOM; }
+
 // Only the random schedule makes lanes meet at what orders no memory (a load, a store, a barrier
 // without flags), which shows that they are apart; in the others a lane that needs what another has
 // not yet written finds out.
 inline void meet_at_random(const char* call, int line) {
-    if (host::launch_now->schedule == host::RANDOM) host::collective(nullptr, call, line);
+    if (at_random()) host::collective(nullptr, call, line);
 }
 
 inline void threadgroup_barrier(mem_flags flags, AT) {
@@ -196,9 +198,11 @@ inline simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) 
     return filled;
 }
 
-// Matrix operations need all 32 lanes.
-inline void demand_full_simdgroup(const char* call, int line) {
-    if (host::current->simdgroup->members == ~0u) return;
+// Matrix operations need all 32 lanes. Where lanes do not meet, some may rightly have gone on and
+// returned; then only those that never were are missing.
+inline void demand_all_lanes(const char* call, int line, bool lanes_meet) {
+    const host::Simdgroup& group = *host::current->simdgroup;
+    if ((lanes_meet ? group.members : group.started) == ~0u) return;
     host::fail_at(call, line, "in a simdgroup that is not whole");
 }
 
@@ -206,7 +210,7 @@ template <class T, class P>
 inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const P* source, ulong row_elements = 8,
                            ulong2 origin = ulong2(0), bool transposed = false, AT) {
     static_assert(std::same_as<T, std::remove_cv_t<P>>, "simdgroup_load: element types differ");
-    demand_full_simdgroup("simdgroup_load", line);
+    demand_all_lanes("simdgroup_load", line, at_random());
     const host::MatrixPlace place = host::current->matrix_place;
     source += origin.y * row_elements + origin.x;
     for (unsigned i = 0; i < 2; i++)
@@ -219,7 +223,7 @@ template <class T, class P>
 inline void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P* target, ulong row_elements = 8,
                             ulong2 origin = ulong2(0), bool transposed = false, AT) {
     static_assert(std::same_as<T, P>, "simdgroup_store: element types differ");
-    demand_full_simdgroup("simdgroup_store", line);
+    demand_all_lanes("simdgroup_store", line, at_random());
     meet_at_random("simdgroup_store", line);
     const host::MatrixPlace place = host::current->matrix_place;
     target += origin.y * row_elements + origin.x;
@@ -232,7 +236,7 @@ template <class D, class A, class B, class C>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                           const simdgroup_matrix<B, 8, 8>& b,
                                           const simdgroup_matrix<C, 8, 8>& c, AT) {
-    demand_full_simdgroup("simdgroup_multiply_accumulate", line);
+    demand_all_lanes("simdgroup_multiply_accumulate", line, true);
     host::Thread& self = *host::current;
     const host::MatrixPlace place = host::current->matrix_place;
     host::Matrices& in = *reinterpret_cast<host::Matrices*>(self.simdgroup->operands[self.turn]);
