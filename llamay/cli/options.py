@@ -70,7 +70,9 @@ class ModelOptions:
 
 _MODEL_FLAGS = (
     click.option("-m", "--model", default=None, help="Path of a .gguf, or a name [smollm2:135m]."),
-    click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto"),
+    click.option(
+        "--device", type=click.Choice(["auto", "metal", "cpu", "reference"]), default="auto"
+    ),
     click.option("--threads", type=click.IntRange(1, 1024), help="[the processor's cores]"),
     click.option(
         "--kv",

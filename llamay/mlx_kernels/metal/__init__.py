@@ -1,0 +1,135 @@
+"""The Metal kernel set: bodies for `mx.fast.metal_kernel` in msl/, and the graph that calls them.
+
+A step is one graph and one evaluation. A row's result depends on that row only: each kernel
+computes one row and many with the same operations in the same order (msl/common.metal,
+msl/attend.metal). Equality with the CPU kernels is by tolerance.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from llamay.formats import KVLayout
+from llamay.mlx_kernels import (
+    CONTRACT_VERSION,
+    ByteArray,
+    Control,
+    Float32Array,
+    Program,
+    RunStep,
+    Slabs,
+    Step,
+)
+from llamay.mlx_kernels.metal import pages as page_memory
+from llamay.mlx_kernels.metal.forward import Forward
+from llamay.mlx_kernels.metal.weights import Weights
+
+MakeKernel = Callable[..., Any]
+
+HEADER = ("blocks", "super_blocks", "common", "kv")
+# Kernel -> its inputs and outputs.
+KERNELS: dict[str, tuple[list[str], list[str]]] = {
+    "embed": (["tokens", "table", "sizes"], ["stream"]),
+    "rms_norm": (["x", "norm", "eps", "sizes"], ["y"]),
+    "qkv": (
+        ["x", "norm", "eps", "query", "key", "value_weights", "bias", "sizes"],
+        ["y"],
+    ),
+    "rotate": (["qkv", "cosine", "sine", "sizes"], ["queries", "stored"]),
+    "attend": (
+        ["queries", "positions", "items", "pages", "scale", "sizes"]
+        + [f"slab{index}" for index in range(page_memory.MAX_CHUNKS)],
+        ["partial"],
+    ),
+    "merge": (["partial", "positions", "sizes"], ["y"]),
+    "project_add": (["x", "weights", "residual", "sizes"], ["y"]),
+    "gate_up": (["x", "norm", "eps", "gate", "up", "sizes"], ["y"]),
+    "logits": (["x", "norm", "eps", "head", "sizes"], ["y"]),
+}
+
+
+def kernel_source(name: str) -> str:
+    """The text of msl/NAME.metal."""
+    return (files("llamay.mlx_kernels") / "msl" / f"{name}.metal").read_text(encoding="utf-8")
+
+
+class MetalKernels:
+    """Implements `KernelSet`; exact. All calls of one object come from one thread."""
+
+    name = "metal"
+    exact = True
+    threads = 1
+    row_threads = 1
+    numerics_id = f"metal-v{CONTRACT_VERSION}"
+
+    def __init__(self, make_kernel: MakeKernel | None = None) -> None:
+        """make_kernel: `mx.fast.metal_kernel`, or what has its signature."""
+        make = make_kernel or mx.fast.metal_kernel
+        header = "".join(map(kernel_source, HEADER))
+        self.kernels = {
+            name: make(
+                name=f"llamay_{name}",
+                input_names=inputs,
+                output_names=outputs,
+                source=kernel_source(name),
+                header=header,
+            )
+            for name, (inputs, outputs) in KERNELS.items()
+        }
+        self._pools: dict[tuple[KVLayout, int], page_memory.ChunkPool] = {}
+
+    def prepare(self, program: Program) -> RunStep:
+        """See `KernelSet`. Raises UnsupportedModelError for weights without a Metal kernel."""
+        weights = Weights(program)
+
+        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+            if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
+                raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
+            page_map = page_memory.PageMap(slabs)
+            before = page_memory.Before(page_map.chunks)
+            try:
+                forward = Forward(self.kernels, program, weights, step, page_map)
+                for index, operation in enumerate(program.operations):
+                    if control.cancelled:
+                        return None
+                    forward.apply(operation)
+                    control.words[1] = index + 1
+                before.forget()
+                layers = [array for chunk in page_map.chunks for array in chunk.layers]
+                page_memory.finish([forward.stream, *layers])
+            finally:
+                before.restore()
+            return np.array(forward.stream)
+
+        return run
+
+    def new_slab(self, layout: KVLayout, pages: int) -> Any:
+        """See pages.py."""
+        pool = self._pools.setdefault((layout, pages), page_memory.ChunkPool())
+        return pool.new_slab(layout, pages)
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """See `KernelSet`."""
+        return layout.page_tokens * layout.row_bytes
+
+    def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
+        """See `KernelSet`."""
+        page_memory.copy_page(slabs, source, target)
+
+    def export_rows(
+        self,
+        slabs: Slabs,
+        pages: Sequence[int],
+        start: int,
+        end: int,
+        out: ByteArray | None = None,
+    ) -> ByteArray:
+        """See `KernelSet`."""
+        return page_memory.export_rows(slabs, pages, start, end, out)
+
+    def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
+        """See `KernelSet`."""
+        page_memory.import_rows(slabs, pages, start, rows)

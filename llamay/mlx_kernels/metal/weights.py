@@ -1,0 +1,100 @@
+"""A program's tensors as MLX arrays: matrices as bytes of the file, vectors as float32."""
+
+from typing import assert_never
+
+import mlx.core as mx
+import numpy as np
+
+from llamay.errors import UnsupportedModelError
+from llamay.formats import Format, Tensor
+from llamay.mlx_kernels import (
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Float32Array,
+    Logits,
+    Operation,
+    Program,
+)
+
+UNIT = 16  # columns of a row of weights that a lane takes at once
+
+
+class Weights:
+    """Looks arrays up by tensor."""
+
+    def __init__(self, program: Program) -> None:
+        """Raises UnsupportedModelError for a tensor without a Metal kernel."""
+        self._arrays: dict[int, mx.array] = {}
+        self._biases: dict[int, mx.array | None] = {}
+        for operation in program.operations:
+            for tensor in _matrices(operation):
+                if id(tensor) not in self._arrays:
+                    self._arrays[id(tensor)] = _matrix(tensor)
+            if isinstance(operation, AttentionInput | FeedForward | Logits):
+                self._arrays[id(operation.norm)] = mx.array(_vector(operation.norm))
+            if isinstance(operation, AttentionInput):
+                self._biases[operation.layer] = _joined_bias(operation)
+
+    def __getitem__(self, tensor: Tensor) -> mx.array:
+        return self._arrays[id(tensor)]
+
+    def bias(self, layer: int) -> mx.array | None:
+        """[query, key and value outputs] float32, or None if the layer has no bias."""
+        return self._biases[layer]
+
+
+def _matrices(operation: Operation) -> tuple[Tensor, ...]:
+    match operation:
+        case Embed():
+            return (operation.table,)
+        case AttentionInput():
+            return (operation.query, operation.key, operation.value)
+        case Attention():
+            return ()
+        case AttentionOutput():
+            return (operation.weights,)
+        case FeedForward():
+            return (operation.gate, operation.up, operation.down)
+        case Logits():
+            return (operation.head,)
+        case _:
+            assert_never(operation)
+
+
+def _matrix(tensor: Tensor) -> mx.array:
+    if tensor.columns % UNIT:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r}: expected rows of a multiple of {UNIT} weights, found "
+            f"{tensor.columns}; use --device cpu"
+        )
+    return mx.array(np.frombuffer(tensor.data, dtype=np.uint8))
+
+
+def _vector(tensor: Tensor) -> Float32Array:
+    if tensor.format is not Format.F32:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r}: expected F32, found {tensor.format.name}; "
+            "use another conversion of the model"
+        )
+    return np.frombuffer(tensor.data, dtype=np.float32)
+
+
+def _joined_bias(operation: AttentionInput) -> mx.array | None:
+    parts = [
+        (operation.query, operation.query_bias),
+        (operation.key, operation.key_bias),
+        (operation.value, operation.value_bias),
+    ]
+    if all(bias is None for _, bias in parts):
+        return None
+    return mx.array(
+        np.concatenate(
+            [
+                np.zeros(weights.rows, np.float32) if bias is None else _vector(bias)
+                for weights, bias in parts
+            ]
+        )
+    )

@@ -1,0 +1,177 @@
+// What the kernels share: the fixed order of sums, our own exp, the norm.
+//
+// Order of reduction of a product, part of the numerics contract: a row of weights is cut into units
+// of 16 (see blocks.metal); lane l takes units l, l + 32, ..., each as two halves of 8, ascending:
+// sum = one fma chain over the half, acc = fma(scale, sum, acc), then for formats with a minimum
+// acc = fma(minimum, sum of the half's inputs, acc). The 32 lanes are then added in a fixed tree:
+// lane l with l ^ 16, then ^ 8, ^ 4, ^ 2, ^ 1.
+//
+// Every product that is added to something is an explicit fma or stands alone, so that no compiler
+// has anything to contract.
+namespace llamay {
+
+// Adds COUNT (a power of two up to 32) values over the lanes.
+// Returns the sum of values[lane / (32 / COUNT)], the same bits whatever COUNT is.
+template <int COUNT>
+inline float sum_lanes(thread float* values, uint lane) {
+    int bit = 16;
+    for (int kept = COUNT / 2; kept > 0; kept /= 2, bit /= 2) {
+        const bool upper = (lane & bit) != 0;
+        for (int i = 0; i < kept; i++) {
+            const float low = values[i], high = values[kept + i];
+            values[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, bit);
+        }
+    }
+    for (; bit > 0; bit /= 2) values[0] += simd_shuffle_xor(values[0], bit);
+    return values[0];
+}
+
+// e^x for x <= 87, to about 1 unit in the last place; 0 for x <= -87.
+inline float exp_fixed(float x) {
+    const float bounded = x > -87.0f ? x : -87.0f;
+    const float count = rint(bounded * 1.442695f);
+    float r = fma(count, -0.69314575f, bounded);
+    r = fma(count, -1.4286068e-06f, r);
+    float p = 0.0013814501f;
+    p = fma(p, r, 0.008368781f);
+    p = fma(p, r, 0.041668393f);
+    p = fma(p, r, 0.1666652f);
+    p = fma(p, r, 0.49999994f);
+    p = fma(p, r * r, r + 1.0f);
+    return x > -87.0f ? p * as_type<float>((int(count) + 127) << 23) : 0.0f;
+}
+
+inline float silu_times(float gate, float up) {
+    const float sigmoid = 1.0f / (1.0f + exp_fixed(min(-gate, 87.0f)));
+    return gate * sigmoid * up;
+}
+
+inline float4 load4(const device float* at) {
+    return *reinterpret_cast<const device float4*>(at);
+}
+
+// 1 / sqrt(mean of squares + eps) of x[columns], columns a multiple of 4, in every lane.
+inline float rms_factor(const device float* x, int columns, float eps, uint lane) {
+    float sum = 0.0f;
+    for (int column = int(lane) * 4; column < columns; column += 128) {
+        const float4 v = load4(x + column);
+        sum = fma(v.x, v.x, sum);
+        sum = fma(v.y, v.y, sum);
+        sum = fma(v.z, v.z, sum);
+        sum = fma(v.w, v.w, sum);
+    }
+    sum = sum_lanes<1>(&sum, lane);
+    return 1.0f / sqrt(sum / float(columns) + eps);
+}
+
+// Inputs of a product: rows of x[rows, columns] as they are.
+struct Plain {
+    const device float* x;
+    int columns;
+    float4 at(int row, int column) const { return load4(x + row * columns + column); }
+};
+
+// Inputs of a product: rows of x[rows, columns] after RMS norm, whose factors[rows] are known.
+struct Normed {
+    const device float* x;
+    const device float* norm;
+    const threadgroup float* factors;
+    int columns;
+    float4 at(int row, int column) const {
+        return load4(x + row * columns + column) * factors[row] * load4(norm + column);
+    }
+};
+
+template <bool NORM>
+struct InputsOf {
+    static Plain of(const device float* x, const device float*, const threadgroup float*, int columns) {
+        return Plain{x, columns};
+    }
+};
+
+template <>
+struct InputsOf<true> {
+    static Normed of(const device float* x, const device float* norm, const threadgroup float* factors,
+                     int columns) {
+        return Normed{x, norm, factors, columns};
+    }
+};
+
+// Fills factors[rows] with each row's norm; every thread of the threadgroup calls it.
+inline void rms_factors(const device float* x, int rows, int columns, float eps,
+                        threadgroup float* factors, uint simdgroup, uint simdgroups, uint lane) {
+    for (int row = int(simdgroup); row < rows; row += int(simdgroups)) {
+        const float factor = rms_factor(x + row * columns, columns, eps, lane);
+        if (lane == 0) factors[row] = factor;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+inline float dot8(float4 a, float4 b, float4 x, float4 y) {
+    float sum = a.x * x.x;
+    sum = fma(a.y, x.y, sum);
+    sum = fma(a.z, x.z, sum);
+    sum = fma(a.w, x.w, sum);
+    sum = fma(b.x, y.x, sum);
+    sum = fma(b.y, y.y, sum);
+    sum = fma(b.z, y.z, sum);
+    return fma(b.w, y.w, sum);
+}
+
+inline float sum8(float4 x, float4 y) {
+    return ((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w));
+}
+
+// Products of up to ROWS rows of inputs with up to OUTPUTS rows of weights, of one simdgroup.
+// weights: the first row's bytes. Rows that do not exist are neither read nor computed.
+// Returns, in lane l, the product of row i / OUTPUTS and output i % OUTPUTS,
+// i = l / (32 / (ROWS * OUTPUTS)); its order does not depend on ROWS, OUTPUTS, rows or outputs.
+template <int FORMAT, int ROWS, int OUTPUTS, typename Inputs>
+inline float product(const device uchar* weights, int outputs, int rows, int columns, Inputs inputs,
+                     uint lane) {
+    typedef Blocks<FORMAT> B;
+    const int row_bytes = columns / B::LENGTH * B::BYTES;
+    float acc[ROWS * OUTPUTS];
+    for (int i = 0; i < ROWS * OUTPUTS; i++) acc[i] = 0.0f;
+    for (int unit = int(lane); unit < columns / 16; unit += 32) {
+        Unit w[OUTPUTS];
+        for (int n = 0; n < OUTPUTS; n++) B::read(weights + min(n, outputs - 1) * row_bytes, unit, w[n]);
+        const int first = B::first(unit), second = first + B::GAP;
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= rows) break;
+            const float4 x0 = inputs.at(r, first), x1 = inputs.at(r, first + 4);
+            const float4 x2 = inputs.at(r, second), x3 = inputs.at(r, second + 4);
+            for (int n = 0; n < OUTPUTS; n++) {
+                float sum = acc[r * OUTPUTS + n];
+                sum = fma(w[n].scale.x, dot8(w[n].q[0], w[n].q[1], x0, x1), sum);
+                if (B::HAS_MINIMUM) sum = fma(w[n].minimum.x, sum8(x0, x1), sum);
+                sum = fma(w[n].scale.y, dot8(w[n].q[2], w[n].q[3], x2, x3), sum);
+                if (B::HAS_MINIMUM) sum = fma(w[n].minimum.y, sum8(x2, x3), sum);
+                acc[r * OUTPUTS + n] = sum;
+            }
+        }
+    }
+    return sum_lanes<ROWS * OUTPUTS>(acc, lane);
+}
+
+// Which result of `product` a lane holds, and whether it is the first lane that does.
+template <int ROWS, int OUTPUTS>
+struct Owned {
+    int row, output;
+    bool first;
+    Owned(uint lane) {
+        const int lanes = 32 / (ROWS * OUTPUTS), index = int(lane) / lanes;
+        row = index / OUTPUTS;
+        output = index % OUTPUTS;
+        first = int(lane) % lanes == 0;
+    }
+};
+
+// The bytes of row `output` of weights.
+template <int FORMAT>
+inline const device uchar* weights_of(const device uchar* weights, int output, int columns) {
+    typedef Blocks<FORMAT> B;
+    return weights + ulong(output) * (columns / B::LENGTH * B::BYTES);
+}
+
+}  // namespace llamay
