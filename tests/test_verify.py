@@ -282,8 +282,8 @@ def test_the_vq8_row_measures_the_mass_moved(
     """A vq8 cache that knows nothing gives every token the same probability."""
     engine = Engine.load(str(tiny_llama))
     context = engine.cache.new_context()
-    ids = verify._sample_ids(engine, TOKENS)
-    logits = engine.decoder.forward(engine.cache, [Rows(context, ids, WATCHED)], Control())
+    ids = verify._sample_ids(engine.model, TOKENS)
+    logits = engine.model.decoder.forward(engine.cache, [Rows(context, ids, WATCHED)], Control())
     odds = np.exp(logits.astype(np.longdouble))
     p = odds / odds.sum(axis=1, keepdims=True)
     moved = float(np.maximum(p - 1 / p.shape[1], 0).sum(axis=1).mean())

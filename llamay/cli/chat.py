@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -71,14 +72,14 @@ class _Chat:
         message = {"role": "user", "content": text}
         ids = self._with(message)
         answer = Choice()
-        events = self._engine.stream(Request(ids, (self._params,)))
         try:
-            for event in events:
-                if isinstance(event, TextDelta):
-                    answer.add(event)
-                    print(terminal_text(event.text), end="", flush=True)
-                elif isinstance(event, Finished):
-                    answer.finish_reason = event.reason
+            with closing(self._engine.stream(Request(ids, (self._params,)))) as events:
+                for event in events:
+                    if isinstance(event, TextDelta):
+                        answer.add(event)
+                        print(terminal_text(event.text), end="", flush=True)
+                    elif isinstance(event, Finished):
+                        answer.finish_reason = event.reason
         except ContextFullError as error:
             say(str(error))
             return

@@ -128,8 +128,10 @@ class Answer:
         return None
 
     def _drafted(self, step_rows: int) -> list[int]:
-        """A draft that neither the context's size nor max_tokens cuts off."""
-        room = self._context_size - len(self._history) - 1
+        """A draft that takes no further page, and that neither the context's size nor max_tokens
+        cuts off."""
+        position, page_tokens = len(self._history), self.context.layout.page_tokens
+        room = min(page_tokens - 1 - position % page_tokens, self._context_size - position - 1)
         if self._params.max_tokens is not None:
             room = min(room, self._params.max_tokens - len(self._ids) - 1)
         draft = self._lookup.draft(self._history, self._chosen[0], step_rows)

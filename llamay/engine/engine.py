@@ -3,7 +3,7 @@
 import functools
 import queue
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,8 +18,8 @@ from llamay.events import Event, Failed, PrefillProgress
 from llamay.formats import KVPrecision
 from llamay.hub import DEFAULT_MODEL, Progress
 from llamay.hub.progress import silent
-from llamay.kv import Cache
-from llamay.kv.snapshot import Key, Restored, read_snapshot
+from llamay.kv import Cache, Context
+from llamay.kv.snapshot import Extended, Key, Restored, extend_from_segments, read_snapshot
 from llamay.sampling import SamplingParams, child_seed
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Engine:
         """
         return self._start(Generation(request, listener))
 
-    def stream(self, request: Request) -> Iterator[Event]:
+    def stream(self, request: Request) -> Generator[Event, None, None]:
         """The events of a request as they come; closing the iterator cancels it.
 
         Raises what ends the request, once all that was told before has been taken.
@@ -140,7 +140,7 @@ class Engine:
 
     def generate(
         self, branches: Sequence[Branch], params: SamplingParams | Sequence[SamplingParams]
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Continues branches, all in one step at a time, until each has ended.
 
         params: one for each branch; or one for all, and branch i then draws with the seed of the
@@ -186,6 +186,30 @@ class Engine:
         """The branch of a restored context."""
         return self._new_branch(restored.context)
 
+    def adopt(self, context: Context) -> Branch:
+        """The branch of a context of this engine's cache."""
+        return self._new_branch(context)
+
+    def extend(
+        self,
+        context: Context,
+        paths: Sequence[Path],
+        history: Sequence[int],
+        *,
+        key: Key | None = None,
+    ) -> Extended:
+        """Appends to a context what it lacks of `history`; see `extend_from_segments`.
+
+        The files are read on the calling thread, while others' answers go on.
+        Raises what that does, or EngineStoppedError.
+        """
+        identity = self.model.identity()
+        extended = extend_from_segments(
+            self.cache, context, paths, identity, history, key=key, run=self.call
+        )
+        self._scheduler.counters.restored_tokens += extended.positions
+        return extended
+
     def call(self, function: Callable[[], T]) -> T:
         """Runs `function` on the engine's thread, between two steps, and waits for its result.
 
@@ -199,7 +223,7 @@ class Engine:
 
     def _events(
         self, generation: Generation, events: "queue.SimpleQueue[Event | None]"
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         generation.on_done = lambda: events.put(None)
         self._start(generation)
         try:

@@ -57,6 +57,7 @@ class Generation:
         self.branches: list[Branch] = []
         self.error: BaseException | None = None
         self.cancelled = False
+        self.stopped: set[int] = set()  # branches that are cancelled by themselves
         self.on_cancel: Callable[[], object] = lambda: None
         self.on_done: Callable[[], object] = lambda: None
         # A request waits (no contexts), reads (one context and tokens left), then writes.
@@ -70,3 +71,7 @@ class Generation:
         """Ends it within a step; what was written stays in its branches."""
         self.cancelled = True
         self.on_cancel()
+
+    def stop(self, branch: int) -> None:
+        """Ends one of its answers after the step under way; the others go on."""
+        self.stopped.add(branch)

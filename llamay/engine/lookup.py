@@ -14,7 +14,7 @@ MAX_DRAFT = 8
 # share in a step of many: drafts must then be right more often to pay.
 FEW_ROWS = 4
 WORTH_IT, WORTH_IT_AMONG_MANY = 0.3, 0.7
-PAUSE = 16  # tokens without a draft after one that was all wrong; doubles each time
+PAUSE = 16  # tokens without a draft once they do not pay; doubles each time
 MAX_PAUSE = 512
 
 
@@ -25,7 +25,8 @@ class PromptLookup:
         self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> where its follower stands
         self._indexed = 0  # followers below this position are in the table
         self._length = NGRAM
-        self._rate = 0.5  # share of drafted tokens that was right lately
+        self._rate = 1.0  # share of drafted tokens that was right lately
+        self._wanted = WORTH_IT
         self._pause = PAUSE
         self._resume_at = 0
 
@@ -36,11 +37,17 @@ class PromptLookup:
         rows:    rows that the step computes without the draft
         """
         self._index(history)
-        wanted = WORTH_IT if rows < FEW_ROWS else WORTH_IT_AMONG_MANY
-        if len(history) < self._resume_at or self._rate < wanted:
+        if len(history) < self._resume_at:
             return []
+        self._wanted = WORTH_IT if rows < FEW_ROWS else WORTH_IT_AMONG_MANY
         at = self._followers.get((*history[1 - NGRAM :], token))
-        return [] if at is None else list(history[at : at + self._length])
+        if at is None:
+            return []
+        draft = list(history[at : at + self._length])
+        if len(draft) < self._length:  # a short period: the draft goes on from itself
+            draft.append(token)
+            draft += [draft[i % len(draft)] for i in range(self._length - len(draft))]
+        return draft
 
     def judge(self, drafted: int, right: int, position: int) -> None:
         """Learns that of `drafted` tokens the first `right` were right; position: the next."""
@@ -48,11 +55,11 @@ class PromptLookup:
         if right == drafted:
             self._length = min(MAX_DRAFT, self._length + 2)
             self._pause = PAUSE
-        elif right == 0 or self._rate < WORTH_IT:
+        elif self._rate < self._wanted:
             self._length = NGRAM
+            self._rate = self._wanted  # after the pause, one more chance
             self._resume_at = position + self._pause
             self._pause = min(MAX_PAUSE, 2 * self._pause)
-            self._rate = max(self._rate, WORTH_IT)  # tries again after the pause
 
     def _index(self, history: Sequence[int]) -> None:
         """Takes up n-grams that have a follower now; the latest occurrence counts."""

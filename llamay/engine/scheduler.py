@@ -3,6 +3,7 @@
 One thread calls all of this. Which requests share a step changes no bit of any of them.
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -99,6 +100,8 @@ class Scheduler:
         for generation in list(self._running):
             if generation.cancelled:
                 self._tell(generation, self._cancelled(generation))
+            elif generation.stopped:
+                self._tell(generation, self._stopped(generation))
         reading = self._next_to_read()
         parts = self._answer_parts()
         if reading:
@@ -169,7 +172,8 @@ class Scheduler:
         for generation, answer in pairs:
             answer.last_step = self.counters.steps
             rows = answer.rows(len(pairs), generation.request.speculate)
-            parts.append(_Part(generation, rows, answer.advance, answer.fail))
+            fail = functools.partial(self._answer_failed, generation, answer)
+            parts.append(_Part(generation, rows, answer.advance, fail))
         return parts
 
     def _reading_part(self, generation: Generation, room: int) -> _Part:
@@ -197,7 +201,7 @@ class Scheduler:
                 logits = self._model.decoder.forward(
                     self._cache, [part.rows for part in parts], self._control
                 )
-                told = self._advance(parts, logits)
+                told = _advance(parts, logits)
         except CancelledError:
             return  # the next step begins with taking out what was cancelled
         except Exception as error:
@@ -205,19 +209,12 @@ class Scheduler:
                 for part in parts:
                     self._run([part])
                 return
-            told = [parts[0].fail(error)]
+            told = {parts[0].generation: parts[0].fail(error)}
         finally:
             self._in_step = []
         # Every branch is whole before anybody hears of one.
-        for part, events in zip(parts, told, strict=True):
-            self._tell(part.generation, events)
-
-    def _advance(self, parts: Sequence[_Part], logits: Float32Array) -> list[list[Event]]:
-        told, row = [], 0
-        for part in parts:
-            told.append(part.advance(logits[row : row + part.rows.logits]))
-            row += part.rows.logits
-        return told
+        for generation, events in told.items():
+            self._tell(generation, events)
 
     def _read(self, generation: Generation, count: int, logits: Float32Array) -> list[Event]:
         """`count` more tokens of a request were read; logits of the last one if it was the last."""
@@ -299,6 +296,17 @@ class Scheduler:
         generation.unread = ()
         return [Failed(index, error) for index in range(max(1, len(generation.request.params)))]
 
+    def _answer_failed(
+        self, generation: Generation, answer: Answer, error: BaseException
+    ) -> list[Event]:
+        generation.error = error
+        return answer.fail(error)
+
+    def _stopped(self, generation: Generation) -> list[Event]:
+        """Ends those of a request's answers that were stopped by themselves."""
+        stopped = [a for a in generation.answers if a.index in generation.stopped and not a.ended]
+        return [event for answer in stopped for event in answer.end("cancelled")]
+
     def _cancelled(self, generation: Generation) -> list[Event]:
         if generation.answers:
             return [e for a in generation.answers if not a.ended for e in a.end("cancelled")]
@@ -315,3 +323,18 @@ class Scheduler:
             return  # the rest of a prompt says little about a whole step
         fitting = int(rows * STEP_SECONDS / max(seconds, 1e-6))
         self._step_tokens = max(MIN_STEP_TOKENS, min(MAX_STEP_TOKENS, fitting // 16 * 16))
+
+
+def _advance(parts: Sequence[_Part], logits: Float32Array) -> dict[Generation, list[Event]]:
+    """Gives each part its logits; what it tells, by request. An error ends that part only."""
+    told: dict[Generation, list[Event]] = {}
+    row = 0
+    for part in parts:
+        own = logits[row : row + part.rows.logits]
+        row += part.rows.logits
+        try:
+            events = part.advance(own)
+        except Exception as error:
+            events = part.fail(error)
+        told.setdefault(part.generation, []).extend(events)
+    return told

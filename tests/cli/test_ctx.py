@@ -259,7 +259,7 @@ def test_a_context_without_tokens_cannot_go_on(
     sentence: Sentence, model: Path, tmp_path: Path
 ) -> None:
     path, engine = tmp_path / "x.llamayctx", Engine.load(str(model))
-    write_snapshot(engine.cache.new_context(), path, engine.identity())
+    write_snapshot(engine.cache.new_context(), path, engine.model.identity())
     for command in ("fork", "resume"):
         said = sentence(2, "ctx", command, "-m", model, "-i", path)
         assert said == f"error: {path}: expected a context with tokens, found an empty one\n"
@@ -269,8 +269,8 @@ def test_a_context_without_logits_computes_them_again(
     run_json: RunJson, model: Path, tmp_path: Path
 ) -> None:
     path, engine = tmp_path / "x.llamayctx", Engine.load(str(model))
-    branch = engine.read(engine.cache.new_context(), engine.encode_prompt(PROMPT))
-    write_snapshot(branch.context, path, engine.identity(), logits=False)
+    branch = engine.prefill(PROMPT)
+    write_snapshot(branch.context, path, engine.model.identity(), logits=False)
     assert run_json("ctx", "show", path)["logits"] is False
     expected = run_json("generate", "-m", model, "-p", PROMPT, *ANSWER)["choices"]
     assert run_json("ctx", "resume", "-m", model, "-i", path, *ANSWER)["choices"] == expected
@@ -279,7 +279,7 @@ def test_a_context_without_logits_computes_them_again(
 def test_a_context_that_is_full_is_told(
     run: Run, sentence: Sentence, model: Path, file: Path
 ) -> None:
-    size = Engine.load(str(model)).encode_prompt(PROMPT)
+    size = Engine.load(str(model)).model.encode_prompt(PROMPT)
     options = ("-m", model, "-i", file, "--ctx-size", len(size) + 3)
     code, output, said = run("ctx", "resume", *options, "--json", *ANSWER)
     assert code == 0
@@ -287,7 +287,7 @@ def test_a_context_that_is_full_is_told(
     assert f"the context of {len(size) + 3} tokens is full" in said
     code, output, said = run("ctx", "resume", *options, "-p", "12345", *ANSWER)
     assert (code, output) == (1, "")
-    assert f"the context holds {len(size) + 3} tokens, and {len(size)} + 5 are needed" in said
+    assert f"the context holds {len(size) + 3} tokens, and {len(size) + 5} are needed" in said
     small = ("--ctx-mem-budget", "20K", "--page-tokens", 16)
     said = sentence(1, "ctx", "resume", "-m", model, "-i", file, *small)
     assert "the context memory budget has 16384 left" in said
@@ -363,11 +363,11 @@ def test_what_lost_bits_says_so_and_is_never_matched(
         assert f"{path}: continues, not bit-exact (" in said
         assert len(json.loads(output)["choices"][0]["ids"]) == 40
         engine = Engine.load(str(model))
-        restored = read_snapshot(engine.cache, path, engine.identity())
+        restored = read_snapshot(engine.cache, path, engine.model.identity())
         engine.cache.retain(restored.context)
         assert engine.cache.match(restored.context.tokens).length == 0
     engine = Engine.load(str(model))
-    exact = read_snapshot(engine.cache, file, engine.identity())
+    exact = read_snapshot(engine.cache, file, engine.model.identity())
     engine.cache.retain(exact.context)
     assert engine.cache.match(exact.context.tokens).length == exact.context.length
 
@@ -508,11 +508,11 @@ def test_a_newer_version_asks_for_a_newer_llamay(
     sentence: Sentence, model: Path, file: Path
 ) -> None:
     data = bytearray(file.read_bytes())
-    data[8] = data[10] = 4
+    data[8] = data[10] = 5
     file.write_bytes(data)
     for command in (("resume", "-m", model, "-i", file), ("show", file)):
         said = sentence(1, "ctx", *command)
-        assert "needs a reader of version 4" in said
+        assert "needs a reader of version 5" in said
         assert "update llamay" in said
 
 
@@ -648,8 +648,8 @@ def test_without_json_a_person_can_read_it(
 
 def test_a_file_s_texts_cannot_command_the_terminal(run: Run, model: Path, tmp_path: Path) -> None:
     path, engine = tmp_path / "x.llamayctx", Engine.load(str(model))
-    branch = engine.read(engine.cache.new_context(), [3])
-    identity = replace(engine.identity(), architecture="\x1b[2J")
+    branch = engine.prefill([3])
+    identity = replace(engine.model.identity(), architecture="\x1b[2J")
     write_snapshot(branch.context, path, identity, owner="\x07\u202e", marking="a\nb")
     for arguments in (["ctx", "show", path], ["ctx", "resume", "-m", model, "-i", path]):
         _, output, said = run(*arguments)
