@@ -1,1 +1,7 @@
 """Conversations as trees of turns that outlive the process."""
+
+from llamay.session.records import Settings
+from llamay.session.session import Goodbye, Session
+from llamay.session.states import Figures, PageCell, Where
+
+__all__ = ["Figures", "Goodbye", "PageCell", "Session", "Settings", "Where"]

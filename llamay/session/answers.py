@@ -1,7 +1,6 @@
 """Answers of one request on their way from the engine into the tree."""
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from llamay.engine import Generation
@@ -40,15 +39,31 @@ def sampling_params(settings: Settings, seed: int | None = None) -> SamplingPara
 class Answers:
     """What a request's events mean for the tree; `told` is for the writer's thread.
 
-    nodes: the answer of each of the request's branches
-    known: tokens of the prompt that the request was not given, since they were known before
+    nodes:     the answer of each of the request's branches; length: tokens of each, all before
+               included
+    known:     tokens of the prompt that the request was not given, since they were known before
+    on_page:   called, with the answer, when there is more to save of it: at its first token, and
+               when a page is full
+    on_end:    called, with the answer, when its end is written
     """
 
-    def __init__(self, nodes: Sequence[Node], known: int = 0) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        length: int,
+        page_tokens: int,
+        *,
+        on_page: Callable[[int], object],
+        on_end: Callable[[int], object],
+        known: int = 0,
+    ) -> None:
         self.nodes = [node.id for node in nodes]
+        self._start = length - len(nodes[0].ids)
+        self._page_tokens = page_tokens
+        self._on_page = on_page
+        self._on_end = on_end
         self.known = known
         self.generation: Generation | None = None
-        self.ended = threading.Event()
         self.interrupted = False  # what is cancelled from now on is, because the session closes
         self.prefill_tokens_per_s: float | None = None
         self._count = [len(node.ids) for node in nodes]
@@ -97,13 +112,18 @@ class Answers:
         node, branch = self.nodes[event.branch], event.branch
         records: list[Record] = []
         events: list[SessionEvent] = []
-        if not self._begun[branch]:
+        begins = not self._begun[branch]
+        if begins:
             self._begun[branch] = True
             records.append(SetState(node, "writing", seconds=self._seconds[branch] or None))
             events.append(TreeChanged((node,)))
         records.append(AppendIds(node, self._count[branch], event.ids, event.logprobs, event.text))
+        before = self._start + self._count[branch]
         self._count[branch] += len(event.ids)
         events.append(AnswerText(node, event.ids, event.logprobs, event.text))
+        pages = before // self._page_tokens, (before + len(event.ids)) // self._page_tokens
+        if begins or pages[0] != pages[1]:
+            return Told(records, events, then=lambda: self._on_page(node))
         return Told(records, events)
 
     def _finished(self, event: Finished) -> Told:
@@ -121,6 +141,7 @@ class Answers:
             return Told(
                 [AppendIds(node, tokens, text=rest), *told.records],
                 [AnswerText(node, (), (), rest), *told.events],
+                then=told.then,
             )
         return told
 
@@ -130,4 +151,5 @@ class Answers:
 
     def _end(self, branch: int, state: SetState, event: SessionEvent) -> Told:
         self._running.discard(branch)
-        return Told([state], [event, TreeChanged((state.node,))])
+        node = state.node
+        return Told([state], [event, TreeChanged((node,))], then=lambda: self._on_end(node))

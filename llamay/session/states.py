@@ -263,7 +263,7 @@ class States:
         """How many tokens two branches share, by the turns they share."""
         turns = sum(1 for a, b in zip(path, other, strict=False) if a == b)
         ends = [self._tree.length(path[turns - 1])]
-        ends += [self._tree.start(branch[turns]) for branch in (path, other) if branch[turns:]]
+        ends += [self._tree.start(node) for branch in (path, other) for node in branch[turns:]]
         return min(ends)
 
 

@@ -1,0 +1,459 @@
+"""A session: a conversation tree over contexts, saved as it goes; what front ends use."""
+
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamay.engine import Engine
+from llamay.errors import SessionError
+from llamay.events import Notice, PlaceChanged, SessionEvent, TreeChanged
+from llamay.kv.snapshot import Key
+from llamay.sampling import child_seed
+from llamay.session.answers import sampling_params
+from llamay.session.catalog import Catalog
+from llamay.session.folder import SessionFolder
+from llamay.session.records import (
+    NO_SETTINGS,
+    AddNode,
+    Delete,
+    Edit,
+    Info,
+    Record,
+    Redo,
+    SetInfo,
+    SetLabel,
+    SetPlace,
+    SetSettings,
+    SetState,
+    Settings,
+    Undo,
+)
+from llamay.session.runner import Runner
+from llamay.session.saver import RUNNING, Saver
+from llamay.session.states import Figures, PageCell, States, Where
+from llamay.session.tree import Tree
+from llamay.session.writing import Listener, Told, Writer
+from llamay.tokenizer import StreamingDecoder
+
+CLOSE_S = 0.9  # what closing may take; the rest of a second is for the last files
+ENGINE_S = 0.3  # of it: until answers under way have ended
+_RESUMABLE = ("interrupted", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """How a session was left: visible branches, pages they had in memory, bytes of state written
+    since it was opened, seconds that closing took, and the command that opens it again."""
+
+    branches: int
+    pages: int
+    bytes_written: int
+    seconds: float
+    command: str
+
+
+class Session:
+    """A conversation tree and the answers under way in it.
+
+    Methods are for any thread, quick, and never wait for the engine unless they say so. Listeners
+    are called on one thread, and must not close the session there.
+
+    tree:      read it, and change it by the methods here
+    read_only: why nothing can be changed, a sentence; or None
+    """
+
+    def __init__(
+        self, home: Path, folder: SessionFolder | None, tree: Tree, name: str, engine: Engine | None
+    ) -> None:
+        """Use `create` or `open`."""
+        self.tree = tree
+        self.read_only: str | None = None
+        self._home = home
+        self._name = name
+        self._folder = folder
+        self._engine = engine
+        self._writer = Writer(tree, folder)
+        self._lock = self._writer.lock
+        self._parts: tuple[States, Saver, Runner] | None = None
+        self._names_itself = False
+        self._goodbye: Goodbye | None = None
+        self._closing = threading.Lock()
+
+    @classmethod
+    def create(
+        cls,
+        home: Path,
+        engine: Engine,
+        name: str | None = None,
+        system: str = "",
+        settings: Settings = NO_SETTINGS,
+        key: Key | None = None,
+        parent: str | None = None,
+    ) -> "Session":
+        """A new session below `home`.
+
+        name:   None takes one from the first message
+        key:    encrypts everything in it
+        parent: the id of the session that it belongs under
+        Raises UsageError for a name or settings that cannot be, SessionError if it is taken or
+        nothing can be written.
+        """
+        sampling_params(settings)
+        if system:
+            settings = replace(settings, system=system)
+        weights = engine.model.identity().weights_sha256
+        info = Info(None, parent, engine.model.name, weights, time.time())
+        tree = Tree(settings, info)
+        folder = Catalog(home).create(tree, name=name, key=key)
+        session = cls(home, folder, tree, folder.name, engine)
+        session._names_itself = name is None
+        session._start(weights)
+        return session
+
+    @classmethod
+    def open(
+        cls, home: Path, name: str, engine: Engine | None, key: Key | None = None
+    ) -> "Session":
+        """A session that was created before; its state comes back in the background.
+
+        engine: None, or of a model with other weights, opens it read-only
+        Raises SessionBusyError if a process has it open, and what `Catalog.open` raises.
+        """
+        catalog = Catalog(home)
+        if engine is None:
+            loaded = catalog.read(name, key)
+            session = cls(home, None, loaded.tree, name, None)
+            session._refuse(
+                "its model is not here; choose another to continue with", loaded.notices
+            )
+            return session
+        folder = catalog.open(name, key)
+        session = cls(home, folder, folder.tree, folder.name, engine)
+        weights = engine.model.identity().weights_sha256
+        made_with = folder.tree.info.weights_sha256
+        if made_with in (None, weights):
+            session._start(weights, folder.notices)
+        else:
+            was = folder.tree.info.model or "another model"
+            session._refuse(
+                f"it was made with {was}, and this is {engine.model.name} with other weights; "
+                "continue with this model to have it read the text",
+                folder.notices,
+            )
+        return session
+
+    # --- what it is ---
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self._folder.name if self._folder else self._name
+
+    @property
+    def place(self) -> int:
+        """The node that the next message continues from."""
+        return self.tree.place
+
+    def subscribe(self, listener: Listener) -> None:
+        """Has `listener` hear every event; the first one also what was told before it came."""
+        self._writer.subscribe(listener)
+
+    # --- turns ---
+
+    def go(self, node: int) -> None:
+        """Makes a node the place of the next message."""
+        self._change(SetPlace(node))
+
+    def send(self, text: str, at: int | None = None, n: int = 1) -> tuple[int, list[int]]:
+        """Adds a user's turn and starts `n` answers to it, decoding together; returns their ids.
+
+        at: the node it continues from; None: the place
+        While the answer that it continues is written, it waits for its end.
+        """
+        with self._lock:
+            parent = self.place if at is None else at
+            user = self.tree.next_id
+            answers = self._new_answers(user, 0, self.tree.effective(parent).seed, n)
+            ids = [answer.id for answer in answers]
+            ask = AddNode(user, parent, "user", text, created=time.time(), model=self._weights)
+            self._change(Edit((ask, *answers, SetPlace(ids[0]))))
+            self._begin(ids)
+        self._take_name(text)
+        return user, ids
+
+    def send_to(self, nodes: Sequence[int], text: str) -> list[int]:
+        """Sends one text to several branches, whose answers decode together; returns these."""
+        with self._lock:
+            changes: list[Record] = []
+            ids = []
+            for node in nodes:
+                user = self.tree.next_id + len(changes)
+                changes.append(
+                    AddNode(user, node, "user", text, created=time.time(), model=self._weights)
+                )
+                changes += self._new_answers(user, 0, self.tree.effective(node).seed, 1)
+                ids.append(user + 1)
+            self._change(Edit(tuple(changes)))
+            for id in ids:
+                self._begin([id])
+        return ids
+
+    def edit(self, user_id: int, text: str, n: int = 1) -> tuple[int, list[int]]:
+        """Sends another text in place of a user's turn, beside it."""
+        return self.send(text, self._user(user_id), n)
+
+    def regenerate(self, id: int, n: int = 1) -> list[int]:
+        """Further answers to the user's turn that `id` is or answers, with seeds not used yet."""
+        with self._lock:
+            node = self.tree.node(id)
+            user = node if node.role == "user" else self.tree.node(node.parent)
+            if user.role != "user":
+                raise SessionError(f"turn {id} answers no message; send one")
+            if user.model not in (None, self._weights):
+                return self.edit(user.id, user.text, n)[1]  # its tokens are another model's
+            index = self.tree.next_seed_index(user.id)
+            answers = self._new_answers(user.id, index, self.tree.effective(user.id).seed, n)
+            ids = [answer.id for answer in answers]
+            self._change(Edit((*answers, SetPlace(ids[0]))))
+            self._begin(ids)
+        return ids
+
+    def sample(self, id: int, n: int) -> list[int]:
+        """`regenerate`, for several."""
+        return self.regenerate(id, n)
+
+    def resume(self, answer_id: int) -> None:
+        """Goes on with an interrupted, stopped or failed answer as if it had never ended."""
+        with self._lock:
+            node = self.tree.node(answer_id)
+            if node.role != "assistant" or node.state not in _RESUMABLE:
+                raise SessionError(
+                    f"turn {answer_id} is {node.state}; there is nothing to go on with"
+                )
+            if node.model not in (None, self._weights):
+                raise SessionError(
+                    f"turn {answer_id} was begun by another model; regenerate it instead"
+                )
+            self._change(SetState(answer_id, "queued", seconds=node.seconds))
+            self._begin([answer_id])
+
+    def stop(self, answer_id: int | None = None) -> None:
+        """Ends an answer where it is; None: all that are under way or wait."""
+        _, _, runner = self._require()
+        with self._lock:
+            running = [node.id for node in self.tree.nodes.values() if node.state in RUNNING]
+            runner.stop([id for id in running if answer_id in (None, id)])
+
+    def look_at(self, nodes: Iterable[int]) -> None:
+        """What is on the screen: its answers are read and written first."""
+        if self._parts:
+            self._parts[2].look_at(list(nodes))
+
+    def pieces(self, id: int) -> list[str]:
+        """The text that each of a turn's tokens completes."""
+        node = self.tree.node(id)
+        if self._engine is None:
+            return [node.text]
+        decoder = StreamingDecoder(self._engine.model.tokenizer)
+        return [decoder.feed(token) for token in node.ids]
+
+    def continue_with_model(self) -> None:
+        """Lets a session go on that was made with other weights: this model reads the text anew.
+
+        Raises SessionError if there is no model, or nothing that keeps it from going on.
+        """
+        if self._engine is None or self._folder is None or self._parts is not None:
+            raise SessionError(self.read_only or f"{self.name} has its own model already")
+        model = self._engine.model
+        weights = model.identity().weights_sha256
+        info = replace(self.tree.info, model=model.name, weights_sha256=weights)
+        self._start(weights)
+        self._writer.change(SetInfo(info))
+
+    # --- edits ---
+
+    def label(self, id: int, text: str) -> None:
+        """Marks a turn; an empty text takes the mark off."""
+        self._change(SetLabel(id, text or None))
+
+    def set_settings(self, id: int, settings: Settings) -> None:
+        """Sets what holds from a node on. Raises UsageError for a value out of range."""
+        sampling_params(settings)
+        self._change(SetSettings(id, settings))
+
+    def delete(self, id: int) -> None:
+        """Hides a node and all below it; answers under way there are stopped."""
+        self._change(Delete(id))
+
+    def undo(self) -> str:
+        """Takes the last edit back and says what that was. Raises SessionError if there is none."""
+        with self._lock:
+            phrase = self.tree.undo_phrase
+            self._change(Undo())
+        return f"undid: {phrase}"
+
+    def redo(self) -> str:
+        """Makes the edit again that was taken back last."""
+        with self._lock:
+            phrase = self.tree.redo_phrase
+            self._change(Redo())
+        return f"did again: {phrase}"
+
+    # --- figures ---
+
+    def where(self, id: int) -> Where:
+        """Where the state of a turn's branch is."""
+        if self._parts is None:
+            return Where(self.tree.length(id), 0, 0, "none")
+        return self._parts[0].where(id)
+
+    def page_map(self, id: int) -> tuple[PageCell, ...]:
+        """The pages of a turn's branch, in order of positions."""
+        return self._parts[0].page_map(id) if self._parts else ()
+
+    def figures(self) -> Figures:
+        """What the engine holds. Raises SessionError without one."""
+        return self._require()[0].figures()
+
+    # --- the end ---
+
+    def save(self, wait: bool = True) -> None:
+        """Has everything that ended on disk, and session.json; waits for that, if asked to.
+
+        Raises SessionError if it waits and something could not be written.
+        """
+        _, saver, _ = self._require()
+        with self._lock:
+            for id in self.tree.leaves():
+                saver.save(id)
+        if wait:
+            saver.flush()
+            self._writer.checkpoint().result()
+
+    def close(self) -> Goodbye:
+        """Ends answers under way as `interrupted`, saves what fits in a second, and gives the
+        session up. Waits for that; a second call returns the same."""
+        with self._closing:
+            if self._goodbye is None:
+                self._goodbye = self._close()
+        return self._goodbye
+
+    def _close(self) -> Goodbye:
+        begun = time.monotonic()
+        pages = written = 0
+        with self._lock:
+            branches = len([leaf for leaf in self.tree.leaves() if leaf])
+        if self._parts:
+            states, saver, runner = self._parts
+            runner.close(begun + ENGINE_S)
+            self._writer.flush(ENGINE_S)
+            pages = states.figures().pages
+            saver.close(begun + CLOSE_S)
+            written = saver.bytes_written
+            states.close()
+        unwritten = self._writer.close()
+        if self._folder:
+            self._leave(self._folder, bool(unwritten))
+        command = f"llamay --session {shlex.quote(self.name)}"
+        return Goodbye(branches, pages, written, time.monotonic() - begun, command)
+
+    def _leave(self, folder: SessionFolder, failed: bool) -> None:
+        try:
+            if failed:
+                folder.release()
+            else:
+                folder.close(self.tree)
+        except SessionError:
+            pass  # what could not be written was told when it happened
+
+    # --- within ---
+
+    @property
+    def _weights(self) -> str | None:
+        return self.tree.info.weights_sha256
+
+    def _start(self, weights: str, notices: Sequence[str] = ()) -> None:
+        assert self._engine is not None
+        assert self._folder is not None
+        self.read_only = None
+        for sentence in notices:
+            self._writer.tell(Notice(sentence, "warning"))
+        states = States(self._writer, self._engine, weights)
+        saver = Saver(self._writer, states, self._engine, self._folder, weights)
+        runner = Runner(self._writer, states, saver, self._engine, self._folder, weights)
+        self._parts = states, saver, runner
+
+    def _refuse(self, why: str, notices: Sequence[str] = ()) -> None:
+        self.read_only = f"{self.name} is read-only: {why}"
+        for sentence in notices:
+            self._writer.tell(Notice(sentence, "warning"))
+        self._writer.tell(Notice(self.read_only, "warning"))
+
+    def _require(self) -> tuple[States, Saver, Runner]:
+        if self._parts is None or self._goodbye is not None:
+            raise SessionError(self.read_only or f"{self.name} is closed; open it again")
+        return self._parts
+
+    def _change(self, record: Record) -> None:
+        """Makes a user's change, stops answers that it hid, and tells."""
+        _, _, runner = self._require()
+        with self._lock:
+            place = self.place
+            nodes = self._writer.change(record)
+            hidden = [
+                id
+                for id, node in self.tree.nodes.items()
+                if node.state in RUNNING and not self.tree.visible(id)
+            ]
+            events: list[SessionEvent] = [TreeChanged(nodes)] if nodes else []
+            if self.place != place or isinstance(record, SetPlace):
+                events.append(PlaceChanged(self.place))
+            self._writer.tell(*events)
+            if hidden:
+                runner.stop(hidden)
+        if nodes:
+            runner.settle()
+
+    def _take_name(self, text: str) -> None:
+        """Names a session that has no name yet after its first message."""
+        with self._lock:
+            folder = self._folder if self._names_itself else None
+            self._names_itself = False
+        if folder is not None:
+            rename = lambda: self._rename(folder, text)  # noqa: E731
+            self._writer.later(lambda: Told(then=rename))
+
+    def _rename(self, folder: SessionFolder, text: str) -> None:
+        with suppress(SessionError):  # then it keeps the name it has
+            Catalog(self._home).rename(folder, text)
+        self._writer.tell(TreeChanged((self.tree.root.id,)))
+
+    def _begin(self, answers: Sequence[int]) -> None:
+        self._require()[2].start(answers)
+
+    def _new_answers(self, user: int, index: int, seed: int | None, n: int) -> list[AddNode]:
+        first = max(self.tree.next_id, user + 1)
+        return [
+            AddNode(
+                first + i,
+                user,
+                "assistant",
+                seed_index=index + i,
+                seed=child_seed(seed or 0, index + i),
+                state="queued",
+                created=time.time(),
+                model=self._weights,
+            )
+            for i in range(n)
+        ]
+
+    def _user(self, id: int) -> int:
+        """The parent of a user's turn."""
+        node = self.tree.node(id)
+        if node.role != "user":
+            raise SessionError(f"turn {id} is no message; only messages are edited")
+        return node.parent
