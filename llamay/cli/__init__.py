@@ -23,6 +23,7 @@ FAILED, WRONG_USE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 COMMANDS = {
     "generate": ("llamay.cli.generate", "Stream a completion of a prompt."),
     "ctx": ("llamay.cli.ctx", "Build, fork, show, resume and convert contexts in files."),
+    "sessions": ("llamay.cli.sessions", "List, show, export and delete saved sessions."),
     "verify": ("llamay.cli.verify", "Check that contexts continue exactly."),
     "bench": ("llamay.cli.bench", "Measure prefill, decode, fork, snapshot and restore."),
     "models": ("llamay.cli.models", "List the models on this machine."),

@@ -19,7 +19,7 @@ from llamay.session.files import create_file, unwritable
 from llamay.session.folder import DRAFT, SessionFolder, create_folder, open_folder
 from llamay.session.loading import MANIFEST, PREVIOUS, Loaded, has_records_after, load
 from llamay.session.lock import Lock, owner_of
-from llamay.session.manifest import Summary, read_summary, summarise
+from llamay.session.manifest import Summary, read_summary
 from llamay.session.names import checked_name, slug
 from llamay.session.tree import Tree
 
@@ -196,9 +196,7 @@ def _summary(path: Path, key: Key | None) -> Summary | None:
         summary = read_summary(path / MANIFEST, key)
         if summary is None or not has_records_after(path, summary.sequence):
             return summary
-    loaded = load(path, key)
-    updated = max(file.stat().st_mtime for file in path.iterdir())
-    return summarise(loaded.id, loaded.sequence, loaded.tree, updated)
+    return load(path, key).summary()
 
 
 def _threaded(entries: Sequence[Entry]) -> Iterator[Entry]:

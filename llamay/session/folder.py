@@ -206,10 +206,11 @@ def create_folder(path: Path, tree: Tree, key: Key | None = None) -> SessionFold
     Raises FileExistsError if `path` is there already, and SessionError if it cannot be written.
     """
     draft = path.parent / f"{DRAFT}{secrets.token_hex(8)}"
-    loaded = Loaded(os.urandom(16), tree, 0, key is not None)
+    loaded = Loaded(os.urandom(16), tree, 0, key is not None, time.time())
     lock = None
     try:
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        for above in reversed([path.parent, *path.parent.parents]):
+            above.mkdir(0o700, exist_ok=True)  # `parents=True` would not give them the mode
         draft.mkdir(0o700)
         lock = Lock(draft)
         folder = SessionFolder(draft, lock, loaded, key)

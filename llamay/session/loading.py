@@ -8,7 +8,7 @@ from pathlib import Path
 from llamay.errors import SessionCorruptError, SessionError
 from llamay.kv.snapshot import Key
 from llamay.session.journal import EMPTY_BYTES, JournalText, read_journal
-from llamay.session.manifest import Manifest, read_manifest
+from llamay.session.manifest import Manifest, Summary, read_manifest, summarise
 from llamay.session.records import Redo, Undo
 from llamay.session.tree import Tree
 
@@ -25,12 +25,14 @@ class Loaded:
     sequence: number of the last record in `tree`; manifest_sequence: in the manifest it began with
     notices:  sentences on what was damaged, for the user
     damaged:  the files it was found in
+    updated:  seconds since 1970
     """
 
     id: bytes
     tree: Tree
     sequence: int
     encrypted: bool
+    updated: float
     manifest_sequence: int = 0
     notices: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
@@ -39,6 +41,10 @@ class Loaded:
     def replayed(self) -> bool:
         """Whether there were records after the manifest."""
         return self.sequence > self.manifest_sequence
+
+    def summary(self) -> Summary:
+        """What a list says of the session."""
+        return summarise(self.id, self.sequence, self.tree, self.updated)
 
 
 def load(path: Path, key: Key | None = None) -> Loaded:
@@ -90,9 +96,15 @@ def _load(path: Path, key: Key | None) -> Loaded:
     notices: list[str] = []
     damaged: list[Path] = []
     manifest = _newest_manifest(path, key, notices, damaged)
-    sequence = manifest.sequence
     loaded = Loaded(
-        manifest.id, manifest.tree, sequence, manifest.encrypted, sequence, notices, damaged
+        manifest.id,
+        manifest.tree,
+        manifest.sequence,
+        manifest.encrypted,
+        max(file.stat().st_mtime for file in path.iterdir()),
+        manifest.sequence,
+        notices,
+        damaged,
     )
     _replay(path, loaded, key)
     return loaded
