@@ -5,8 +5,7 @@ computes one row and many with the same operations in the same order (msl/common
 msl/attend.metal). Equality with the CPU kernels is by tolerance.
 """
 
-from collections.abc import Callable, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,35 +24,8 @@ from llamay.mlx_kernels import (
 )
 from llamay.mlx_kernels.metal import pages as page_memory
 from llamay.mlx_kernels.metal.forward import Forward
+from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
 from llamay.mlx_kernels.metal.weights import Weights
-
-MakeKernel = Callable[..., Any]
-
-HEADER = ("blocks", "super_blocks", "common", "kv")
-# Kernel -> its inputs and outputs.
-KERNELS: dict[str, tuple[list[str], list[str]]] = {
-    "embed": (["tokens", "table", "sizes"], ["stream"]),
-    "rms_norm": (["x", "norm", "eps", "sizes"], ["y"]),
-    "qkv": (
-        ["x", "norm", "eps", "query", "key", "value_weights", "bias", "sizes"],
-        ["y"],
-    ),
-    "rotate": (["qkv", "cosine", "sine", "sizes"], ["queries", "stored"]),
-    "attend": (
-        ["queries", "positions", "items", "pages", "scale", "sizes"]
-        + [f"slab{index}" for index in range(page_memory.MAX_CHUNKS)],
-        ["partial"],
-    ),
-    "merge": (["partial", "positions", "sizes"], ["y"]),
-    "project_add": (["x", "weights", "residual", "sizes"], ["y"]),
-    "gate_up": (["x", "norm", "eps", "gate", "up", "sizes"], ["y"]),
-    "logits": (["x", "norm", "eps", "head", "sizes"], ["y"]),
-}
-
-
-def kernel_source(name: str) -> str:
-    """The text of msl/NAME.metal."""
-    return (files("llamay.mlx_kernels") / "msl" / f"{name}.metal").read_text(encoding="utf-8")
 
 
 class MetalKernels:
@@ -67,18 +39,7 @@ class MetalKernels:
 
     def __init__(self, make_kernel: MakeKernel | None = None) -> None:
         """make_kernel: `mx.fast.metal_kernel`, or what has its signature."""
-        make = make_kernel or mx.fast.metal_kernel
-        header = "".join(map(kernel_source, HEADER))
-        self.kernels = {
-            name: make(
-                name=f"llamay_{name}",
-                input_names=inputs,
-                output_names=outputs,
-                source=kernel_source(name),
-                header=header,
-            )
-            for name, (inputs, outputs) in KERNELS.items()
-        }
+        self.kernels = Kernels(make_kernel or mx.fast.metal_kernel)
         self._pools: dict[tuple[KVLayout, int], page_memory.ChunkPool] = {}
 
     def prepare(self, program: Program) -> RunStep:

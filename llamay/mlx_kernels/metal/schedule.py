@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
-from llamay.mlx_kernels import Int32Array, Step
+from llamay.mlx_kernels import Step
 
 RUN = 256  # positions; attention is reduced in runs of these, counted from 0
 ROWS = 8  # most rows of an item
+ITEM = 4 + ROWS  # columns of an item
 PARTIAL_BYTES = 64 * 2**20  # of the runs' results held at once
 
 
@@ -15,13 +17,15 @@ PARTIAL_BYTES = 64 * 2**20  # of the runs' results held at once
 class Span:
     """Rows [start, end) of a step, whose runs' results are held at once.
 
-    items: [items, 4 + rows] int32: line of the page table, run, rows in use, 0, the rows
+    items: [items, 12] int32: line of the page table, run, rows in use, 0, the rows
+    tile:  most rows of an item, 1 or 8
     runs:  how many runs the longest row has
     """
 
     start: int
     end: int
-    items: Int32Array
+    items: mx.array
+    tile: int
     runs: int
 
 
@@ -42,9 +46,9 @@ def _span(step: Step, page_tokens: int, start: int, end: int) -> Span:
     for (run, line, _), rows in groups.items():
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
-            items.append([line, run, len(part), 0, *part, *[part[0]] * (most - len(part))])
+            items.append([line, run, len(part), 0, *part, *[part[0]] * (ITEM - 4 - len(part))])
     runs = int(step.positions[start:end].max()) // RUN + 1
-    return Span(start, end, np.array(items, dtype=np.int32), runs)
+    return Span(start, end, mx.array(np.array(items, dtype=np.int32)), most, runs)
 
 
 def _groups(

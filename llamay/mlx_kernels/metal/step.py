@@ -3,8 +3,6 @@
 Arrays have 8 elements or more, so that the kernels' signature never changes.
 """
 
-from functools import lru_cache
-
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +17,8 @@ class StepInputs:
 
     tokens, positions: [rows] int32, padded to a multiple of 8
     cosine, sine:      [rows, pairs] float32, rows padded
-    pages:             [contexts * width] int32, places of the page table's pages
-    spans:             (span, its items as an array) of attention
+    pages:             [contexts, width] int32, places of the page table's pages, width padded
+    spans:             of attention
     """
 
     def __init__(self, step: Step, program: Program, page_map: PageMap) -> None:
@@ -29,32 +27,17 @@ class StepInputs:
         self.tokens, self.positions = padded(step.tokens), padded(step.positions)
         self.cosine, self.sine = rope_tables(step.positions, program.rope)
         places = page_map.places(step.page_table)
-        self.width = places.shape[1]
-        self.pages = padded(places.reshape(-1))
+        self.pages = padded(places)
         of_row = places[step.contexts, step.positions // page_tokens]
         self.writer = Writer(page_map, np.where(step.writes, of_row, -1), step.positions)
         result_bytes = program.num_heads * (program.head_dim + 2) * 4
-        self.spans = [
-            (span, mx.array(span.items.reshape(-1)))
-            for span in spans(step, page_tokens, result_bytes)
-        ]
-
-
-@lru_cache(maxsize=1024)
-def sizes(*counts: int) -> mx.array:
-    """The counts as a kernel takes them: [8] int32."""
-    return mx.array(np.array([*counts, *[0] * (8 - len(counts))], dtype=np.int32))
-
-
-@lru_cache(maxsize=64)
-def scalar(value: float) -> mx.array:
-    """A number as a kernel takes it: no dimensions, float32."""
-    return mx.array(value, dtype=mx.float32)
+        self.spans = spans(step, page_tokens, result_bytes)
 
 
 def padded(values: Int32Array) -> mx.array:
-    """[n] int32 with zeros up to a multiple of 8."""
-    return mx.array(np.pad(values, (0, -len(values) % 8)).astype(np.int32))
+    """int32, with zeros up to a multiple of 8 in the last dimension."""
+    before = [(0, 0)] * (values.ndim - 1)
+    return mx.array(np.pad(values, [*before, (0, -values.shape[-1] % 8)]).astype(np.int32))
 
 
 def sine_cosine(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -82,8 +65,8 @@ def sine_cosine(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
 
 def rope_tables(positions: Int32Array, rope: Rope) -> tuple[mx.array, mx.array]:
     """Cosine and sine of each row's position: [rows, pairs] float32 each, rows padded to 8."""
-    padded = np.pad(positions, (0, -len(positions) % 8))
-    sine, cosine = sine_cosine(padded[:, None] * np.array(rope.inverse))
+    rows = np.pad(positions, (0, -len(positions) % 8))
+    sine, cosine = sine_cosine(rows[:, None] * np.array(rope.inverse))
     return (
         mx.array((cosine * rope.magnitude).astype(np.float32)),
         mx.array((sine * rope.magnitude).astype(np.float32)),

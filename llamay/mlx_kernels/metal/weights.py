@@ -1,5 +1,6 @@
 """A program's tensors as MLX arrays: matrices as bytes of the file, vectors as float32."""
 
+from dataclasses import dataclass
 from typing import assert_never
 
 import mlx.core as mx
@@ -22,24 +23,40 @@ from llamay.mlx_kernels import (
 UNIT = 16  # columns of a row of weights that a lane takes at once
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """data: [rows * bytes of a row] uint8, blocks as they lie in the file."""
+
+    data: mx.array
+    format: Format
+    rows: int
+    columns: int
+
+
 class Weights:
     """Looks arrays up by tensor."""
 
     def __init__(self, program: Program) -> None:
         """Raises UnsupportedModelError for a tensor without a Metal kernel."""
-        self._arrays: dict[int, mx.array] = {}
+        self._matrices: dict[int, Matrix] = {}
+        self._vectors: dict[int, mx.array] = {}
         self._biases: dict[int, mx.array | None] = {}
         for operation in program.operations:
             for tensor in _matrices(operation):
-                if id(tensor) not in self._arrays:
-                    self._arrays[id(tensor)] = _matrix(tensor)
+                if id(tensor) not in self._matrices:
+                    self._matrices[id(tensor)] = _matrix(tensor)
             if isinstance(operation, AttentionInput | FeedForward | Logits):
-                self._arrays[id(operation.norm)] = mx.array(_vector(operation.norm))
+                self._vectors[id(operation.norm)] = mx.array(_vector(operation.norm))
             if isinstance(operation, AttentionInput):
                 self._biases[operation.layer] = _joined_bias(operation)
 
-    def __getitem__(self, tensor: Tensor) -> mx.array:
-        return self._arrays[id(tensor)]
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """A matrix of the program."""
+        return self._matrices[id(tensor)]
+
+    def vector(self, tensor: Tensor) -> mx.array:
+        """[columns] float32: a norm of the program."""
+        return self._vectors[id(tensor)]
 
     def bias(self, layer: int) -> mx.array | None:
         """[query, key and value outputs] float32, or None if the layer has no bias."""
@@ -64,13 +81,14 @@ def _matrices(operation: Operation) -> tuple[Tensor, ...]:
             assert_never(operation)
 
 
-def _matrix(tensor: Tensor) -> mx.array:
+def _matrix(tensor: Tensor) -> Matrix:
     if tensor.columns % UNIT:
         raise UnsupportedModelError(
             f"tensor {tensor.name!r}: expected rows of a multiple of {UNIT} weights, found "
             f"{tensor.columns}; use --device cpu"
         )
-    return mx.array(np.frombuffer(tensor.data, dtype=np.uint8))
+    data = mx.array(np.frombuffer(tensor.data, dtype=np.uint8))
+    return Matrix(data, tensor.format, tensor.rows, tensor.columns)
 
 
 def _vector(tensor: Tensor) -> Float32Array:

@@ -6,14 +6,14 @@
 // fixed tree; each element of the output is one fma chain ascending in positions.
 //
 // queries: [rows, heads * HEAD_DIM]; positions: [rows]
-// items: [items, 4 + ROWS] = line of the page table, run, rows in use, 0, the rows
+// items: [items, 12] = line of the page table, run, rows in use, 0, the rows
 // pages: [lines, width] = slab << 26 | page in the slab; slab0..: [pages * page size, row words]
 // partial: [rows, runs, heads, HEAD_DIM + 2] = largest score, sum of weights, weighted values; its
 // first row is row sizes[4] of the queries
 // sizes: width, row words, page size (a multiple of 16), runs, first row
 const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 const int kv_head = int(threadgroup_position_in_grid.x), kv_heads = int(threadgroups_per_grid.x);
-const device int* item = items + int(threadgroup_position_in_grid.y) * (4 + ROWS);
+const device int* item = items + int(threadgroup_position_in_grid.y) * 12;
 const device int* line = pages + item[0] * sizes[0];
 const int start = item[1] * 256, used = item[2], row_words = sizes[1], page_size = sizes[2];
 const int key_words = llamay::vector_words<KEYS>(HEAD_DIM), value_words = llamay::vector_words<VALUES>(HEAD_DIM);
