@@ -31,6 +31,7 @@ The numerics contract, which every exact kernel set keeps:
 6. The numerics id names what made a context: contract version, kernel family, KV precision.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -38,6 +39,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llamay.errors import UsageError
 from llamay.formats import KVLayout, KVPrecision, Tensor
 from llamay.mlx_kernels import _cpu
 
@@ -213,6 +215,10 @@ class KernelSet(Protocol):
         """Threads that run a step, the caller's among them."""
 
     @property
+    def row_threads(self) -> int:
+        """How many threads may call `export_rows` and `import_rows` at once, for other rows each."""
+
+    @property
     def numerics_id(self) -> str:
         """Equal for kernel sets whose contexts continue each other's, if of one KV precision."""
 
@@ -290,11 +296,24 @@ def convert_rows(
 
 
 def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:
-    """The kernel set for `device`: auto, cpu or reference.
+    """The kernel set for `device`: auto (Metal where there is any, else the CPU), metal, cpu or
+    reference.
 
     threads: for the CPU kernels; None takes the processor's cores
-    Raises ValueError for another device.
+    Raises UsageError for metal without Metal, ValueError for another device.
     """
+    if device == "metal" or (device == "auto" and sys.platform == "darwin"):
+        import mlx.core as mx
+
+        if mx.metal.is_available():
+            from llamay.mlx_kernels.metal import MetalKernels
+
+            return MetalKernels()
+        if device == "metal":
+            raise UsageError(
+                "--device: expected auto or cpu on a machine without Metal, found metal; "
+                "use --device cpu"
+            )
     if device in ("auto", "cpu"):
         from llamay.mlx_kernels.cpu import CpuKernels
 
@@ -303,4 +322,4 @@ def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:
         from llamay.mlx_kernels.reference import ReferenceKernels
 
         return ReferenceKernels()
-    raise ValueError(f"device must be auto, cpu or reference, not {device!r}")
+    raise ValueError(f"device must be auto, metal, cpu or reference, not {device!r}")
