@@ -89,22 +89,21 @@ def program(variant: Variant) -> str:
     )
 
 
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+
+
 @functools.cache
-def fixed_ingredients() -> bytes:
+def fixed_ingredients() -> str:
     """What all libraries are made from."""
-    digest = hashlib.sha256()
-    for path in sorted(SHIM.rglob("*")):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    version = subprocess.check_output([COMPILER[0], "--version"])
-    digest.update(version + mx.__version__.encode() + platform.machine().encode())
-    return digest.digest()
+    headers = [path.read_text() for path in sorted(SHIM.rglob("*")) if path.is_file()]
+    version = subprocess.check_output([COMPILER[0], "--version"], text=True)
+    return digest(*headers, version, mx.__version__, platform.machine())
 
 
 def library(source: str, flags: list[str]) -> Path:
     """The library made from C++ source, compiled unless it is there. Raises MetalError."""
-    ingredients = [source, *COMPILER, *flags]
-    name = hashlib.sha256(fixed_ingredients() + "\0".join(ingredients).encode()).hexdigest()[:24]
+    name = digest(fixed_ingredients(), source, *COMPILER, *flags)
     path = CACHE / f"{name}.so"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)

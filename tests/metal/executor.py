@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.metal.address_spaces import check_address_spaces
 from tests.metal.buffers import GuardedBuffer
 from tests.metal.compiler import MetalError, kernel_library, runtime_library, source_line
 from tests.metal.signature import Kernel, Operand, Template, Variant, variant_of
@@ -71,6 +72,7 @@ class Loaded:
 
     @classmethod
     def of(cls, variant: Variant) -> "Loaded":
+        check_address_spaces(variant)
         _runtime()  # whose symbols the kernel's library needs
         path = kernel_library(variant)
         return cls(variant, path, ctypes.CDLL(str(path)).run)

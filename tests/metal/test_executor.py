@@ -33,16 +33,26 @@ def test_inputs_of_all_sizes_arrive(quick_metal: HostMetal, size: int) -> None:
     assert mx.array_equal(copied(quick_metal, x), x)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    TYPE_NAMES,
-    ids=str,
-)
-def test_arrays_of_all_types_come_back(quick_metal: HostMetal, dtype: mx.Dtype) -> None:
-    x = (mx.arange(12) * 11).astype(dtype).reshape(3, 4)
-    y = copied(quick_metal, x)
-    assert y.dtype == dtype
-    assert mx.array_equal(y, x)
+def test_arrays_of_all_types_arrive_and_come_back(quick_metal: HostMetal) -> None:
+    numbered = list(enumerate(TYPE_NAMES))
+    kernel = quick_metal.metal_kernel(
+        name="types",
+        input_names=[f"x{n}" for n, _ in numbered],
+        output_names=[f"y{n}" for n, _ in numbered],
+        source="const uint i = thread_position_in_grid.x;"
+        + "".join(f"y{n}[i] = x{n}[i];" for n, _ in numbered),
+    )
+    arrays = [(mx.arange(12) * 11).astype(dtype).reshape(3, 4) for dtype in TYPE_NAMES]
+    outputs = kernel(
+        inputs=arrays,
+        grid=(12, 1, 1),
+        threadgroup=(12, 1, 1),
+        output_shapes=[(3, 4)] * len(arrays),
+        output_dtypes=list(TYPE_NAMES),
+    )
+    for x, y in zip(arrays, outputs, strict=True):
+        assert y.dtype == x.dtype
+        assert mx.array_equal(y, x)
 
 
 def test_numbers_are_references_and_templates_types_and_integers(metal: HostMetal) -> None:
