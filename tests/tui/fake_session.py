@@ -111,6 +111,7 @@ class FakeSession:
         self.closed = False
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._events: queue.SimpleQueue[SessionEvent | None] = queue.SimpleQueue()
+        self._vocabulary: dict[str, int] = {}
         self._stopping: set[int] = set()
         self._lock = threading.RLock()
         self._journal = threading.Thread(target=self._tell, daemon=True)
@@ -327,9 +328,9 @@ class FakeSession:
             self._apply(SetState(node.id, "failed", error=self.fails))
             self.emit(AnswerFailed(node.id, self.fails))
         elif piece is not None:
-            at = len(node.ids)
-            self._apply(AppendIds(node.id, at, (at,), (-0.5,), piece))
-            self.emit(AnswerText(node.id, (at,), (-0.5,), piece))
+            word = self._vocabulary.setdefault(piece, 100 + len(self._vocabulary))
+            self._apply(AppendIds(node.id, len(node.ids), (word,), (-0.5,), piece))
+            self.emit(AnswerText(node.id, (word,), (-0.5,), piece))
 
     def _end(self, id: int, reason: FinishReason, started: float) -> None:
         state: NodeState = "stopped" if reason == "cancelled" else "done"

@@ -1,0 +1,300 @@
+"""The app: opens sessions beside the screens, and does what is about a session as a whole."""
+
+import asyncio
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
+from textual.keys import format_key
+from textual.screen import Screen
+
+from llamay.errors import LlamayError
+from llamay.session.export import to_markdown
+from llamay.tui import describe
+from llamay.tui.ask import AskLine
+from llamay.tui.bridge import Bridge
+from llamay.tui.help import ALL_GROUPS, Entry, Reading, help_text, log_text
+from llamay.tui.host import Host
+from llamay.tui.keys import APP, Key, bindings, load_keymap
+from llamay.tui.main_screen import MainScreen
+from llamay.tui.text import clean
+from llamay.tui.themes import DARK, LIGHT, THEMES
+
+if TYPE_CHECKING:
+    from llamay.session import Goodbye, Session
+
+KEYS_FILE = "keys.toml"
+_KEY_NAMES = {
+    "enter": "Enter",
+    "escape": "Esc",
+    "space": "Space",
+    "tab": "Tab",
+    "home": "Home",
+    "end": "End",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "f1": "F1",
+}
+
+
+class LlamayApp(App[None]):
+    """Shows one session at a time; `goodbye` is what closing the last one said.
+
+    session: None until the first one is open; waiting: messages to send then
+    """
+
+    TITLE = "llamay"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(APP)]
+    bridge: Bridge
+
+    def __init__(self, host: Host, name: str | None = None, *, dark: bool = True) -> None:
+        """Opens the session `name` when it is mounted, or the last one."""
+        super().__init__()
+        self.host = host
+        self.session: Session | None = None
+        self.waiting: list[str] = []
+        self.notices: list[Entry] = []
+        self.loading = "opening"
+        self.goodbye: Goodbye | None = None
+        self.main = MainScreen()
+        self._first = name
+        self._dark = dark
+        self._saving = threading.Lock()
+        self.keymap: dict[str, str] = {}
+
+    # opening and closing
+
+    async def on_mount(self) -> None:
+        """Shows a usable screen, and opens the session behind it."""
+        self.bridge = Bridge()
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = DARK if self._dark else LIGHT
+        known = {key.id for group in ALL_GROUPS.values() for key in group}
+        self.keymap, problems = load_keymap(self.keys_file, known)
+        self.set_keymap(self.keymap)
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._signalled)
+        await self.push_screen(self.main)
+        for problem in problems:
+            self.say(problem, "warning")
+        self.open(self._first)
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the user's own keys are."""
+        return self.host.home / KEYS_FILE
+
+    def open(self, name: str | None, model: str | None = None) -> None:
+        """Opens a session beside the interface; the one that is open is saved and closed first."""
+        before, self.session = self.session, None
+        self.loading = "opening the model; the first time takes longer"
+        self.main.show_loading(self.loading)
+        self.run_worker(lambda: self._open(before, name, model), thread=True, exclusive=True)
+
+    def _open(self, before: "Session | None", name: str | None, model: str | None) -> None:
+        """Opens a session; runs on a thread."""
+        try:
+            if before is not None:
+                before.close()
+            session = self.host.open(name, model, self._told)
+        except (LlamayError, OSError) as error:
+            self.call_from_thread(self._open_failed, str(error))
+        else:
+            self.call_from_thread(self._opened, session)
+
+    def _told(self, sentence: str) -> None:
+        self.call_from_thread(self._show_loading, sentence)
+
+    def _show_loading(self, sentence: str) -> None:
+        self.loading = sentence
+        self.main.show_loading(sentence)
+
+    def _opened(self, session: "Session") -> None:
+        if self._saving.locked():
+            return
+        self.session = session
+        self.bridge.attach(session)
+        self.main.bind(session)
+        waiting, self.waiting = self.waiting, []
+        for text in waiting:
+            self.attempt(session.send, text)
+
+    def _open_failed(self, sentence: str) -> None:
+        self._show_loading("nothing is open; m chooses a model, s a session")
+        self.say(sentence, "error")
+
+    def close_session(self) -> None:
+        """Saves and closes the session, once, from any thread; `goodbye` is then there."""
+        with self._saving:
+            session, self.session = self.session, None
+            if session is not None:
+                self.goodbye = session.close()
+
+    def _signalled(self) -> None:
+        """SIGTERM, SIGHUP: saving must not wait for a terminal that may be gone."""
+        threading.Thread(target=self.close_session, name="llamay-save").start()
+        self.exit()
+
+    # notices
+
+    def say(self, sentence: str, level: str = "info") -> None:
+        """Shows a sentence in place and keeps it in the log."""
+        self.notices.append(Entry(time.strftime("%H:%M:%S"), level, sentence))
+        if self.screen is self.main or not self.screen_stack:
+            self.main.show_notice(sentence, level)
+        else:
+            severity = {"info": "information"}.get(level, level)
+            self.notify(clean(sentence), severity=severity, markup=False)  # type: ignore[arg-type]
+
+    def attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the session's method returns, True for nothing; None, and said, if it fails."""
+        try:
+            result = function(*arguments)
+        except LlamayError as error:
+            self.say(str(error), "error")
+            return None
+        return True if result is None else result
+
+    # the session as a whole
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is written, read or waits."""
+        if self.session is None:
+            return False
+        nodes = self.session.tree.nodes.values()
+        return any(node.state in describe.RUNNING and not node.hidden for node in nodes)
+
+    def stop(self) -> None:
+        """Stops everything that is written; what came stays."""
+        if self.session is not None:
+            self.session.stop()
+
+    def compare(self, nodes: Sequence[int]) -> None:
+        """Shows branches beside each other."""
+        if self.session is None:
+            return
+        from llamay.tui.compare import CompareScreen
+
+        self.push_screen(CompareScreen(self.session, self.bridge, nodes), self._compared)
+
+    def _compared(self, promoted: int | None) -> None:
+        if promoted is not None:
+            self.main.continue_at(promoted)
+
+    def action_interrupt(self) -> None:
+        """Stops what is written; if nothing is, quits."""
+        if self.is_answering:
+            self.stop()
+            self.say("stopped; Ctrl+C again saves and quits")
+        else:
+            self.exit()
+
+    async def action_quit(self) -> None:
+        """Saves and quits; saving happens when the terminal is given back."""
+        self.exit()
+
+    def action_theme(self) -> None:
+        """From dark to light and back."""
+        self.theme = LIGHT if self.theme == DARK else DARK
+
+    def attempt_saying(self, function: Callable[[], str]) -> None:
+        """Does what the session's method does, and says the phrase that it returns."""
+        if phrase := self.attempt(function):
+            self.say(phrase)
+
+    def action_log(self) -> None:
+        """Shows all notices of this run."""
+        self.push_screen(Reading("Log", log_text(self.notices)))
+
+    def action_help(self) -> None:
+        """Shows all keys as they are now."""
+        shown = [
+            (name, [(self._key_names(key), key) for key in keys])
+            for name, keys in ALL_GROUPS.items()
+        ]
+        self.push_screen(Reading("Keys", help_text(shown, str(self.keys_file))))
+
+    def get_key_display(self, binding: Binding) -> str:
+        """A key as footer and help show it, such as `Esc`, `^P` or `f`."""
+        *modifiers, key = binding.key.split("+")
+        name = _KEY_NAMES.get(key) or format_key(key)
+        if modifiers == ["ctrl"]:
+            return f"^{name.upper()}"
+        return "+".join([*(modifier.capitalize() for modifier in modifiers), name])
+
+    def _key_names(self, key: Key) -> str:
+        """The keys of an action as they are shown, such as `^P` or `f`."""
+        names = self.keymap.get(key.id, key.keys).split(",")
+        return " ".join(
+            self.get_key_display(binding)
+            for name in names
+            for binding in bindings([replace(key, keys=name)])
+        )
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every action that applies now, with its keys, for the palette."""
+        places: list[tuple[DOMNode, str]] = [(self, "Everywhere")]
+        if screen is self.main:
+            regions = self.main.regions
+            places += [(self.main, "Outside the editor"), (regions.tree_view, "Tree")]
+            places += [(regions.transcript, "Transcript"), (regions.editor, "Editor")]
+        else:
+            places += [(screen, name) for name in ALL_GROUPS if name in type(screen).__name__]
+        for place, group in places:
+            for key in ALL_GROUPS[group]:
+                if key.id != "palette" and self._applies(place, key.action):
+                    run = functools.partial(self.run_action, key.action, place)
+                    yield SystemCommand(key.help, f"{self._key_names(key)}   {key.id}", run)
+
+    def _applies(self, place: DOMNode, action: str) -> bool:
+        name = action.removeprefix("app.").partition("(")[0]
+        return bool((self if action.startswith("app.") else place).check_action(name, ()))
+
+    # sessions, models, settings
+
+    def action_sessions(self) -> None:
+        """Switches to another session, or a new one."""
+        from llamay.tui.session_switcher import SessionSwitcher
+
+        current = self.session.name if self.session else ""
+        self.push_screen(SessionSwitcher(self.host.home, current), self._switch)
+
+    def _switch(self, name: str | None) -> None:
+        if name is not None and (self.session is None or name != self.session.name):
+            self.open(name)
+
+    def action_export(self) -> None:
+        """Asks for a file and writes the branch that is shown as Markdown."""
+        if self.session is not None:
+            ask = AskLine("Export this branch as Markdown to", f"{self.session.name}.md")
+            self.push_screen(ask, self._export)
+
+    def _export(self, path: str | None) -> None:
+        if path and self.session is not None:
+            tree, node = self.session.tree, self.main.current
+            text = to_markdown(tree, self.session.name, tree.path(node))
+            try:
+                Path(path).expanduser().write_text(text, "utf-8")
+            except OSError as error:
+                self.say(f"{path}: {error.strerror or error}", "error")
+            else:
+                self.say(f"wrote {path}")
+
+    def action_duplicate(self) -> None:
+        """Begins a new session from the current turn."""
+        if self.session is not None:
+            name = self.attempt(self.session.duplicate, self.main.current)
+            if name:
+                self.say(f"the new session is {name}; s switches to it")

@@ -1,0 +1,121 @@
+"""The editor of messages: several lines, history, and $EDITOR."""
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import SuspendNotSupported
+from textual.binding import BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from llamay.tui.keys import EDITOR, bindings
+
+
+class Editor(TextArea):
+    """Where messages are written; what is in it stays until it is sent."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(EDITOR)]
+    DEFAULT_CSS = """
+    Editor {
+        height: auto; min-height: 1; max-height: 10;
+        border: none; padding: 0; background: transparent;
+    }
+    Editor:focus { border: none; }
+    """
+
+    class Sent(Message):
+        """The user sent this text."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, *, id: str | None = None) -> None:
+        """Starts empty, without history."""
+        super().__init__(
+            id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, compact=True
+        )
+        self.cursor_blink = False
+        self.past: list[str] = []
+        self._at: int | None = None  # which of the past is shown; None: the draft
+        self._draft = ""
+
+    def remember(self, text: str) -> None:
+        """Puts a text at the end of the history, once."""
+        if text.strip():
+            self.past = [other for other in self.past if other != text] + [text]
+        self._at = None
+
+    def put(self, text: str) -> None:
+        """Shows a text to edit; a draft that it replaces goes to the history."""
+        if self._at is None:
+            self.remember(self.text)
+        self._replace(text)
+        self._at = None
+
+    def action_send(self) -> None:
+        """Sends what is written, if it is more than white space."""
+        text = self.text
+        if not text.strip():
+            return
+        self.remember(text)
+        self._replace("")
+        self.post_message(self.Sent(text))
+
+    def action_new_line(self) -> None:
+        """A new line at the cursor."""
+        self.insert("\n")
+
+    def action_history(self, step: int) -> None:
+        """An earlier or later message in place of this one; the draft comes after the last."""
+        if self._at is None:
+            self._draft = self.text
+        position = len(self.past) if self._at is None else self._at
+        position = max(0, min(position + step, len(self.past)))
+        self._at = position if position < len(self.past) else None
+        self._replace(self._draft if self._at is None else self.past[self._at])
+
+    def action_external(self) -> None:
+        """Opens the text in $VISUAL or $EDITOR, and takes back what was saved."""
+        command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "message.md")
+            file.write_text(self.text, "utf-8")
+            try:
+                with self.app.suspend():
+                    done = subprocess.run([*shlex.split(command), str(file)], check=False)
+            except (OSError, ValueError, SuspendNotSupported) as error:
+                self.notify(f"$EDITOR is {command!r}: {error}", severity="error", markup=False)
+                return
+            if done.returncode:
+                self.notify(
+                    f"$EDITOR ({command}) ended with {done.returncode}; the text is as it was",
+                    severity="warning",
+                    markup=False,
+                )
+                return
+            self._replace(file.read_text("utf-8", errors="replace").removesuffix("\n"))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """History by arrow keys begins where the cursor can go no further."""
+        if action == "history":
+            back = parameters == (-1,)
+            at_edge = self.cursor_at_first_line if back else self.cursor_at_last_line
+            more = bool(self.past) if back else self._at is not None
+            return at_edge and more
+        return super().check_action(action, parameters)
+
+    def on_key(self, event: events.Key) -> None:
+        """Keeps Enter from being a new line, which the base class would make of it."""
+        active = self.screen.active_bindings.get("enter") if event.key == "enter" else None
+        if active is not None and active.node is self:
+            event.prevent_default()  # Textual calls the base class's handler itself
+
+    def _replace(self, text: str) -> None:
+        self.load_text(text)
+        self.move_cursor(self.document.end)

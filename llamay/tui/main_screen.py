@@ -1,0 +1,466 @@
+"""The main screen: the tree, the branch that is shown, and what can be done with a turn."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
+
+from llamay.events import AnswerFailed, Notice, Resumed, SessionEvent
+from llamay.tui import describe
+from llamay.tui.ask import AskCount, AskLine
+from llamay.tui.bars import Header, NoticeBar, StatusBar
+from llamay.tui.bridge import SessionUpdate
+from llamay.tui.confirm import Confirm
+from llamay.tui.editor import Editor
+from llamay.tui.keys import MAIN, bindings
+from llamay.tui.regions import Regions
+from llamay.tui.text import count, duration, plural, rate
+from llamay.tui.transcript import Transcript
+from llamay.tui.tree_view import TreeView
+
+if TYPE_CHECKING:
+    from llamay.session import Session
+    from llamay.session.tree import Node
+    from llamay.tui.app import LlamayApp
+
+_FIGURES_S = 0.5
+_SAMPLES = 4
+_MAX_COMPARED = 4
+# What needs a turn that is no system prompt, and a session that can be written to.
+_TURN_ACTIONS = ("sample", "edit", "regenerate", "mark", "label", "delete", "copy", "copy_code")
+_WRITING_ACTIONS = ("fork", "sample", "edit", "regenerate", "resume", "label", "delete")
+
+
+class MainScreen(Screen[None]):
+    """Shows one session; nothing but the editor before there is one."""
+
+    app: "LlamayApp"
+    CSS_PATH = "main.tcss"
+    AUTO_FOCUS = "#editor"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (150, "-huge")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(MAIN)]
+
+    def __init__(self) -> None:
+        """Waits for `bind`."""
+        super().__init__()
+        self.regions = Regions()
+        self.editing: int | None = None  # the message that the editor makes a sibling of
+        self.marked: set[int] = set()
+        self._header = Header()
+        self._notice = NoticeBar()
+        self._status = StatusBar()
+        self._session: Session | None = None
+        self._opened = ""
+
+    def compose(self) -> ComposeResult:
+        yield self._header
+        yield self.regions
+        yield self._notice
+        yield self._status
+
+    def on_mount(self) -> None:
+        """Follows the session's updates."""
+        self.app.bridge.follow(self)
+        self.set_interval(_FIGURES_S, self._show_figures)
+        self.show_loading("opening")
+
+    # what is shown
+
+    @property
+    def current(self) -> int:
+        """The turn that actions are about."""
+        return self.regions.tree_view.cursor
+
+    @property
+    def _node(self) -> "Node | None":
+        if self._session is None or self.current not in self._session.tree.nodes:
+            return None
+        return self._session.tree.node(self.current)
+
+    def show_loading(self, sentence: str) -> None:
+        """Says how far opening is, and what waits for it."""
+        self._header.show(["llamay", sentence], "")
+        self.regions.welcome.show(None, sentence, self.app.waiting)
+
+    def bind(self, session: "Session") -> None:
+        """Shows `session` from now on."""
+        self._session, self.editing, self._opened = session, None, ""
+        self.marked.clear()
+        regions = self.regions
+        regions.bind(session, self.app.bridge)
+        regions.transcript.model_name = self.app.host.title[0]
+        regions.transcript.marked = regions.tree_view.marked = self.marked
+        regions.transcript.bind(session)
+        regions.tree_view.bind(session, self.app.bridge)
+        tree = session.tree
+        regions.editor.past = [node.text for node in tree.nodes.values() if node.role == "user"]
+        self.show_node(session.place, at_end=True)
+        self._show_header()
+        self._show_figures()
+        if session.read_only:
+            self.show_notice(session.read_only, "warning")
+
+    def show_node(self, node: int, *, at_end: bool) -> None:
+        """Shows the branch that ends at `node`, which becomes the current turn."""
+        assert self._session is not None, "bind comes first"
+        tree = self._session.tree
+        system = bool(tree.effective(node).system)
+        path = [id for id in tree.path(node) if system or id != tree.root.id]
+        self.regions.tree_view.choose(node)
+        self.regions.transcript.show(path, node, at_end=at_end)
+        self.query_one("#talk-region").set_class(bool(path), "-talking")
+        if not path:
+            self.regions.welcome.show(self._session.name, "", [])
+        if self.regions.inspector is not None:
+            self.regions.inspector.show(node)
+        self.regions.title_talk(describe.branch_title(tree, node))
+        self._session.look_at(path)
+        self._title_editor()
+        self._show_status()
+        self.refresh_bindings()
+
+    def show_notice(self, sentence: str, level: str = "info") -> None:
+        """Shows a sentence in place until the next one; an empty one hides the line."""
+        self._notice.show(sentence, level)
+
+    def on_session_update(self, update: SessionUpdate) -> None:
+        """Shows what the session has become."""
+        session = self._session
+        if session is None:
+            return
+        for event in update.events:
+            self._take_event(event)
+        regions = self.regions
+        if update.place:
+            regions.tree_view.refresh_tree()
+            self.show_node(session.place, at_end=True)
+        elif update.tree:
+            regions.tree_view.refresh_tree()
+        else:
+            regions.tree_view.refresh_nodes(update.nodes)
+        if update.tree:
+            self._show_figures()
+            self._show_header()  # a session takes its name from the first message
+            if not all(map(session.tree.visible, regions.transcript.path[-1:])):
+                self.show_node(session.place, at_end=True)
+            regions.transcript.refresh_turns()
+            self.refresh_bindings()
+        else:
+            regions.transcript.refresh_turns(update.nodes)
+        self._show_status()
+
+    def _take_event(self, event: SessionEvent) -> None:
+        match event:
+            case Notice():
+                self.app.say(event.message, event.level)
+            case AnswerFailed():
+                self.app.say(event.message, "error")
+            case Resumed():
+                self._opened = f"resumed {count(event.tokens)} tok in {duration(event.seconds)}"
+                if event.prefill_seconds is not None:
+                    self._opened += f", prefill would take about {duration(event.prefill_seconds)}"
+                self._show_header()
+
+    def _show_header(self) -> None:
+        if self._session is not None:
+            self._header.show(["llamay", self._session.name, *self.app.host.title], self._opened)
+
+    def _show_figures(self) -> None:
+        """The session's figures, now and then."""
+        session = self._session
+        if session is None:
+            return
+        summary = plural(len(session.tree.leaves()), "branch")
+        if not session.read_only:
+            figures = session.figures()
+            pages = plural(figures.pages, "page")
+            summary += f" · {pages}, a copy would be {count(figures.copy_pages)}"
+        self.regions.show_summary(summary)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        """What the shown branch holds and how fast it grows; the prefill bar."""
+        session = self._session
+        if session is None:
+            return
+        parts = [self.regions.shown] if self.has_class("-narrow") else []
+        path = self.regions.transcript.path
+        running = self.app.bridge.running.get(path[-1]) if path else None
+        self.regions.prefill.show(running if running and running.is_reading else None)
+        if path:
+            parts.append(f"{count(session.tree.length(path[-1]))} tok")
+        if running and running.tokens_per_s is not None:
+            parts.append(rate(running.tokens_per_s))
+        states = [node.state for node in session.tree.nodes.values()]
+        if others := sum(state in ("reading", "writing") for state in states) - bool(running):
+            parts.append(f"{others} more running")
+        if queued := states.count("queued"):
+            parts.append(f"{queued} queued")
+        if self.app.is_answering:
+            parts.append("Esc stop")
+        self._status.show(" · ".join(parts))
+
+    def _title_editor(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        tree = session.tree
+        if self.editing is not None:
+            title = "edit: Enter makes a sibling of the message, Esc leaves it as it is"
+        elif session.place == tree.root.id:
+            title = "first message"
+        elif tree.children(session.place):
+            begins = describe.preview(tree, tree.node(session.place))
+            title = f'new branch after "{begins[:40]}"'
+        elif tree.node(session.place).state in describe.RUNNING:
+            title = "message: it waits for the answer"
+        else:
+            title = "message"
+        self.regions.title_editor(title)
+
+    # what the regions tell
+
+    @on(TreeView.Chosen)
+    def tree_chosen(self, event: TreeView.Chosen) -> None:
+        """Shows the branch up to the cursor."""
+        self.show_node(event.node, at_end=False)
+
+    @on(Transcript.Chosen)
+    def turn_chosen(self, event: Transcript.Chosen) -> None:
+        """Puts the tree's cursor on the turn."""
+        self.regions.tree_view.choose(event.node)
+        self._show_status()
+        self.refresh_bindings()
+
+    @on(Transcript.Sibling)
+    def sibling_wanted(self, event: Transcript.Sibling) -> None:
+        """Shows the branch of a sibling, to where it goes on."""
+        assert self._session is not None, "turns are of a session"
+        nodes = describe.siblings(self._session.tree, event.node)
+        sibling = nodes[(nodes.index(event.node) + event.step) % len(nodes)]
+        if sibling != event.node:
+            self.show_node(sibling, at_end=False)
+
+    @on(TreeView.Go)
+    @on(Transcript.Go)
+    def go(self, event: TreeView.Go | Transcript.Go) -> None:
+        """Continues at an answer; takes a message into the editor."""
+        if self._session is not None and self._session.tree.node(event.node).role == "user":
+            self.edit(event.node)
+        else:
+            self.continue_at(event.node)
+
+    def continue_at(self, node: int) -> None:
+        """The next message goes on from this answer, or from the beginning."""
+        assert self._session is not None, "turns are of a session"
+        self.editing = None
+        if self.app.attempt(self._session.go, node):
+            self.show_node(node, at_end=True)
+            self.regions.go(self.regions.editor)
+
+    def edit(self, user: int) -> None:
+        """Takes a message into the editor, to send it again beside the old one."""
+        assert self._session is not None, "turns are of a session"
+        node = self._session.tree.node(user)
+        self.continue_at(node.parent)
+        self.editing = user
+        self.regions.editor.put(node.text)
+        self._title_editor()
+
+    @on(Editor.Sent)
+    def sent(self, event: Editor.Sent) -> None:
+        """Sends a message; before there is a session, it waits for it."""
+        session = self._session
+        if session is None:
+            self.app.waiting.append(event.text)
+            self.regions.welcome.show(None, self.app.loading, self.app.waiting)
+            return
+        self.show_notice("")
+        editing, self.editing = self.editing, None
+        if editing is not None and session.tree.visible(editing):
+            done = self.app.attempt(session.edit, editing, event.text)
+        else:
+            done = self.app.attempt(session.send, event.text)
+        if not done:
+            self.regions.editor.put(event.text)
+
+    # what can be done with a turn
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What does not apply to the current turn is not offered."""
+        node, session = self._node, self._session
+        if session is None or node is None:
+            return action not in (*_TURN_ACTIONS, *_WRITING_ACTIONS, "compare", "undo", "redo")
+        if session.read_only and action in (*_WRITING_ACTIONS, "undo", "redo"):
+            return False
+        if action in _TURN_ACTIONS and node.role == "root":
+            return False
+        match action:
+            case "resume":
+                return node.state in describe.CONTINUABLE
+            case "undo":
+                return session.tree.can_undo
+            case "redo":
+                return session.tree.can_redo
+            case "edit":
+                return node.role == "user"
+        return True
+
+    def action_escape(self) -> None:
+        """Stops what is written; else leaves an edit, a notice, or the editor."""
+        if self.app.is_answering:
+            self.app.stop()
+        elif self.editing is not None:
+            self.editing = None
+            self.regions.editor.put("")
+            self._title_editor()
+        elif self._notice.display:
+            self.show_notice("")
+        elif self.focused is self.regions.editor and self._session is not None:
+            talking = bool(self.regions.transcript.path)
+            self.regions.go(self.regions.transcript if talking else self.regions.tree_view)
+
+    def action_next_region(self) -> None:
+        """The next region."""
+        self.regions.go_round(1)
+        self._show_status()
+
+    def action_previous_region(self) -> None:
+        """The region before."""
+        self.regions.go_round(-1)
+        self._show_status()
+
+    def action_search(self) -> None:
+        """Searches all turns."""
+        self.regions.search()
+
+    async def action_inspector(self) -> None:
+        """Shows or hides the state inspector."""
+        await self.regions.toggle_inspector(self.current)
+
+    def action_fork(self) -> None:
+        """The next message starts a new branch at this turn; before it, if it is a message."""
+        node = self._node
+        if node is not None:
+            self.continue_at(node.parent if node.role == "user" else node.id)
+            self.app.say("fork: the next message starts a new branch here; nothing is copied")
+
+    def action_edit(self) -> None:
+        """Edits this message beside the old one."""
+        self.edit(self.current)
+
+    async def action_sample(self) -> None:
+        """Asks how many, and shows the answers beside each other."""
+        node = self._node
+        if node is not None:
+            self.app.push_screen(AskCount("How many answers?", _SAMPLES), self._sample)
+
+    def _sample(self, number: int | None) -> None:
+        node, session = self._node, self._session
+        if number is None or node is None or session is None:
+            return
+        answers = self.app.attempt(session.sample, node.id, number)
+        if answers and len(answers) > 1:
+            self.app.compare(answers[:_MAX_COMPARED])
+
+    def action_regenerate(self) -> None:
+        """Another answer beside this one, or to this message."""
+        if self._session is not None:
+            self.app.attempt(self._session.regenerate, self.current)
+
+    def action_resume(self) -> None:
+        """Continues an answer that was stopped or interrupted."""
+        if self._session is not None:
+            node = self.current
+            if self.app.attempt(self._session.resume, node):
+                self.continue_at(node)
+
+    def action_mark(self) -> None:
+        """Marks the turn, or takes the mark away."""
+        self.marked ^= {self.current}
+        self.regions.tree_view.refresh_tree()
+        self.regions.transcript.refresh_turns()
+        self.app.say(f"{plural(len(self.marked), 'turn')} marked; c compares them")
+
+    def action_compare(self) -> None:
+        """Shows marked turns beside each other; without marks, this answer and its siblings."""
+        session = self._session
+        if session is None:
+            return
+        tree = session.tree
+        nodes = [id for id in tree.walk() if id in self.marked]
+        if not nodes and tree.node(self.current).role == "assistant":
+            nodes = describe.siblings(tree, self.current)
+        if not 2 <= len(nodes) <= _MAX_COMPARED:
+            marks = f"{len(nodes)} are marked" if self.marked else "none is"
+            self.app.say(f"mark two to four turns with Space, then c; {marks}", "warning")
+            return
+        self.app.compare(nodes)
+
+    def action_label(self) -> None:
+        """Asks for a label."""
+        node = self._node
+        if node is not None:
+            ask = AskLine("Label of this turn", node.label or "", hint="An empty one takes it off")
+            self.app.push_screen(ask, self._label)
+
+    def _label(self, label: str | None) -> None:
+        if label is not None and self._session is not None:
+            self.app.attempt(self._session.label, self.current, label.strip())
+
+    def action_delete(self) -> None:
+        """Asks, and deletes this turn and what follows it; never on the active path."""
+        session, node = self._session, self._node
+        if session is None or node is None:
+            return
+        tree = session.tree
+        if node.id in tree.path(session.place):
+            self.app.say(
+                "this turn is on the active path; continue on another branch first (Enter there)",
+                "warning",
+            )
+            return
+        below = sum(1 for _ in tree.walk(node.id)) - 1
+        what = f"this turn and {plural(below, 'turn')} after it" if below else "this turn"
+        question = f"Delete {what}? Undo (u) brings it back until the session is closed."
+        self.app.push_screen(Confirm(question, "Delete"), self._delete)
+
+    def _delete(self, yes: bool | None) -> None:
+        if yes and self._session is not None:
+            parent = self._session.tree.node(self.current).parent
+            if self.app.attempt(self._session.delete, self.current):
+                self.show_node(parent, at_end=False)
+
+    def action_copy(self) -> None:
+        """Copies the turn's text as it is, by the terminal (OSC 52)."""
+        node = self._node
+        if node is not None:
+            self.app.copy_to_clipboard(node.text)
+            self.app.say(f"copied {plural(len(node.text), 'character')}")
+
+    def action_copy_code(self) -> None:
+        """Copies the last block of code of the turn."""
+        node = self._node
+        code = describe.last_code(node.text) if node is not None else None
+        if code is None:
+            self.app.say("there is no block of code in this turn", "warning")
+            return
+        self.app.copy_to_clipboard(code)
+        self.app.say(f"copied {plural(code.count(chr(10)) + 1, 'line')} of code")
+
+    def action_unfold_text(self) -> None:
+        """Shows or folds what is long or thought in this turn."""
+        if not self.regions.transcript.toggle_long():
+            self.app.say("nothing is folded in this turn")
+
+    def action_undo(self) -> None:
+        """Takes back the last change of the tree."""
+        if self._session is not None:
+            self.app.attempt_saying(self._session.undo)
+
+    def action_redo(self) -> None:
+        """Makes it again."""
+        if self._session is not None:
+            self.app.attempt_saying(self._session.redo)
