@@ -19,7 +19,7 @@ class Confirm(ModalScreen[bool]):
 
     CSS_PATH = "dialog.tcss"
     AUTO_FOCUS = "#no"
-    BINDINGS: ClassVar[list[BindingType]] = bindings(CONFIRM)
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(CONFIRM)]
 
     def __init__(self, question: str, yes: str, *, no: str = "Keep") -> None:
         """Asks `question`; `yes` and `no` are what the buttons say."""

@@ -22,3 +22,49 @@ CONFIRM = (
     Key("confirm_yes", "y", "yes", "Yes", "Do it"),
     Key("confirm_no", "n,escape", "no", "No", "Leave things as they are"),
 )
+
+PAGE_MAP = (
+    Key("page_left", "left,h", "move('left')", "Page", "The page before"),
+    Key("page_right", "right,l", "move('right')", "", "The page after"),
+    Key("page_up", "up,k", "move('up')", "", "The page above"),
+    Key("page_down", "down,j", "move('down')", "", "The page below"),
+    Key("page_first", "home", "move('home')", "", "The first page"),
+    Key("page_last", "end", "move('end')", "", "The last page"),
+)
+
+TOKENS = (
+    Key("token_left", "left,h", "move('left')", "Token", "The token before"),
+    Key("token_right", "right,l", "move('right')", "", "The token after"),
+    Key("token_first", "home", "move('home')", "", "The first token"),
+    Key("token_last", "end", "move('end')", "", "The last token, and those that come"),
+)
+
+PICK_LIST = (
+    Key("list_choose", "enter", "select", "Choose", "Choose this one"),
+    Key("list_up", "up,k", "cursor_up", "", "The one above"),
+    Key("list_down", "down,j", "cursor_down", "", "The one below"),
+)
+
+SESSIONS = (
+    Key("session_new", "n", "new", "New", "A new session"),
+    Key("session_rename", "r", "rename", "Rename", "Give this session another name"),
+    Key("session_delete", "d,delete", "delete", "Delete", "Delete this session for good"),
+    Key("session_filter", "slash", "filter", "Filter", "Show those with some words only"),
+    Key("session_to_list", "down", "to_list", "", "From the filter to the list"),
+    Key("session_leave", "escape", "leave", "Back", "Leave the filter; else back"),
+)
+
+MODELS = (
+    Key("model_name", "slash", "name", "Other", "A model by name, or the path of its file"),
+    Key("model_to_list", "up", "to_list", "", "From the name to the list"),
+    Key("model_leave", "escape", "leave", "Back", "Stop pulling; leave the name; else back"),
+)
+
+SCREENS = {
+    "Compare": COMPARE,
+    "Page map": PAGE_MAP,
+    "Tokens": TOKENS,
+    "Lists": PICK_LIST,
+    "SessionSwitcher": SESSIONS,
+    "ModelPicker": MODELS,
+}

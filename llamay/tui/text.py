@@ -3,6 +3,8 @@
 import math
 import re
 
+from rich.cells import cell_len, set_cell_size
+
 # What a terminal obeys or what moves text out of its column: control characters (tab and line feed
 # apart), line and paragraph separators, surrogates, and marks that turn the direction of what
 # follows. Other format characters join letters and emoji, and stay.
@@ -78,3 +80,18 @@ def share(logprob: float) -> str:
     if 0 < percent < 0.05:
         return "< 0.1 %"
     return f"{percent:.1f} %"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was: "now", "5 min", "3 h", "12 d"."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return "now"
+
+
+def fit(line: str, width: int) -> str:
+    """`line` in exactly `width` cells: cut, with an ellipsis at its end, or filled with spaces."""
+    if cell_len(line) > width:
+        line = set_cell_size(line, max(width - 1, 0)).rstrip() + "…"
+    return set_cell_size(line, width)

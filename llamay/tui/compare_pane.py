@@ -1,0 +1,98 @@
+"""One branch in the compare view: what it was sampled with, its turns, its figures."""
+
+from typing import TYPE_CHECKING
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from llamay.sampling import SamplingParams
+from llamay.session.tree import Node
+from llamay.tui import text
+from llamay.tui.bridge import Bridge
+from llamay.tui.compare_branches import Comparison
+from llamay.tui.turns_view import TurnsView
+
+if TYPE_CHECKING:
+    from llamay.session import Session
+
+_DEFAULTS = SamplingParams()
+
+
+class ComparePane(Vertical):
+    """A branch by its last node; `refresh_branch` looks at it again."""
+
+    def __init__(self, session: "Session", bridge: Bridge, comparison: Comparison, index: int):
+        super().__init__()
+        self._session = session
+        self._bridge = bridge
+        self.comparison = comparison
+        self.index = index
+        self.view = TurnsView()
+        self._foot = Static(classes="foot")
+
+    def compose(self) -> ComposeResult:
+        yield self.view
+        yield self._foot
+
+    def on_mount(self) -> None:
+        self.refresh_branch()
+
+    @property
+    def node(self) -> Node:
+        """The last node of the branch."""
+        return self._session.tree.node(self.comparison.nodes[self.index])
+
+    def refresh_branch(self) -> None:
+        """Shows what the branch has become."""
+        self.comparison.refresh(self.index)
+        self.border_title = Content(self._head())
+        self.view.show(self.comparison.turns(self.index))
+        self.refresh_figures()
+
+    def refresh_figures(self) -> None:
+        """Shows the branch's counts; other branches' tokens may change how many are its own."""
+        self._foot.update(Content(self.figures()))
+
+    def _head(self) -> str:
+        node, settings = self.node, self._session.tree.effective(self.node.id)
+        temperature = settings.temperature
+        if temperature is None:
+            temperature = _DEFAULTS.temperature
+        words = [str(self.index + 1)]
+        if node.label:
+            words.append(text.one_line(node.label))
+        if temperature == 0:
+            words.append("greedy")
+        else:
+            words += [f"seed {node.seed}"] if node.seed is not None else []
+            words.append(f"t {temperature:g}")
+        if node.id == self._session.place:
+            words.append("here")
+        return " · ".join(words)
+
+    def figures(self) -> str:
+        """The branch's state and counts in a line."""
+        node = self.node
+        if node.state == "failed":
+            return f"failed: {text.one_line(node.error or 'see the log')}"
+        if node.state == "queued":
+            return "waits for its turn"
+        running = self._bridge.running.get(node.id)
+        if node.state == "reading" and running is not None:
+            computed, to_compute = running.done - running.cached, running.total - running.cached
+            return (
+                f"reading: {text.count(running.cached)} from cache · "
+                f"{text.count(computed)} of {text.count(to_compute)} computed"
+            )
+        words = [f"+{text.count(self.comparison.own_tokens(self.index))} tok"]
+        words.append(text.plural(self._session.where(node.id).own_pages, "page"))
+        speed = running.tokens_per_s if running is not None else _speed(node)
+        words += [text.rate(speed)] if speed else []
+        words += [node.state] if node.state in ("stopped", "interrupted") else []
+        return " · ".join(words)
+
+
+def _speed(node: Node) -> float | None:
+    return len(node.ids) / node.seconds if node.ids and node.seconds else None
