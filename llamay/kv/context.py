@@ -17,7 +17,7 @@ from llamay.errors import ContextBusyError
 from llamay.formats import KVLayout
 from llamay.kv.pages import Holder
 from llamay.kv.store import PageStore
-from llamay.mlx_kernels import ByteArray, Float32Array
+from llamay.mlx_kernels import ByteArray, Float32Array, KernelSet
 
 
 class Context:
@@ -68,6 +68,11 @@ class Context:
         return self._store.layout
 
     @property
+    def kernels(self) -> KernelSet:
+        """What lays out its pages."""
+        return self._store.kernels
+
+    @property
     def own_pages(self) -> int:
         """Pages that nobody else holds."""
         return sum(self._store.ids.ref_count(page) == 1 for page in self._page_ids)
@@ -83,7 +88,8 @@ class Context:
 
         Raises ValueError if it is parked.
         """
-        with self._exclusive():
+        with self._lock:
+            self._refuse_others()
             self._refuse_parked()
             before, self._owner = self._owner, threading.get_ident()
         try:
@@ -93,7 +99,8 @@ class Context:
 
     def fork(self) -> "Context":
         """A context that continues from here; shares every page and copies none."""
-        with self._exclusive():
+        with self._lock:
+            self._refuse_others()
             return self.forked(self._length)
 
     def reserve(self, count: int) -> None:
@@ -103,7 +110,8 @@ class Context:
         Raises BudgetError or MemoryError, with the context as it was, if pages cannot be had;
         ValueError if it is parked.
         """
-        with self._exclusive():
+        with self._lock:
+            self._refuse_others()
             self._refuse_parked()
             page_tokens, had = self._store.layout.page_tokens, len(self._page_ids)
             self.check_room(count)
@@ -121,8 +129,9 @@ class Context:
 
     def check_room(self, count: int) -> None:
         """Raises BudgetError if `reserve` would, for so many positions."""
-        with self._exclusive():
-            self._store.release_orphans()
+        with self._lock:
+            self._refuse_others()
+            self._store.trim()  # with what was collected
             self._store.require(self._new_pages(count))
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -130,7 +139,8 @@ class Context:
 
         Raises ValueError if they were not reserved.
         """
-        with self._exclusive():
+        with self._lock:
+            self._refuse_others()
             if not tokens:
                 return
             if self._length + len(tokens) > self._reserved_end:
@@ -146,7 +156,8 @@ class Context:
 
         Raises ValueError if `length` is negative or beyond the end.
         """
-        with self._exclusive():
+        with self._lock:
+            self._refuse_others()
             if not 0 <= length <= self._length:
                 raise ValueError(f"cannot truncate a context of {self._length} tokens to {length}")
             self._release_from(-(-length // self._store.layout.page_tokens))
@@ -160,24 +171,24 @@ class Context:
         self.truncate(0)
 
     def export_rows(self, start: int, end: int, out: ByteArray | None = None) -> ByteArray:
-        """Rows of positions [start, end), committed; for the context's owner (see `KernelSet`)."""
-        assert self._owner == threading.get_ident()
+        """Rows of positions [start, end), committed; for the owner and its helpers.
+
+        Several threads at once if there are `row_threads`; see `KernelSet`.
+        """
+        assert self._owner is not None
         assert end <= self._length
         store = self._store
         return store.kernels.export_rows(store.slabs, self._page_ids, start, end, out)
 
     def import_rows(self, start: int, rows: ByteArray) -> None:
-        """Writes positions from `start` on, reserved and not committed; for the context's owner."""
-        assert self._owner == threading.get_ident()
+        """Writes positions from `start` on, reserved and not committed; otherwise the same."""
+        assert self._owner is not None
         assert start >= self._length
         self._store.kernels.import_rows(self._store.slabs, self._page_ids, start, rows)
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with self._lock:
-            if self._owner not in (None, threading.get_ident()):
-                raise ContextBusyError("the context is in use by another thread; wait for its step")
-            yield
+    def _refuse_others(self) -> None:
+        if self._owner not in (None, threading.get_ident()):
+            raise ContextBusyError("the context is in use by another thread; wait for its step")
 
     def forked(self, length: int, holder: Holder = Holder.USER) -> "Context":
         """A context of the first `length` positions."""

@@ -1,4 +1,7 @@
-"""Where pages live: slabs of bounded size, allocated as needed and released when empty."""
+"""Where pages live: slabs of bounded size, allocated as needed and released when empty.
+
+One empty slab is kept as a spare: the system takes milliseconds to give memory that reads as zeros.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -35,6 +38,7 @@ class PageStore:
         self.max_pages = None if max_bytes is None else max_bytes // self.page_bytes
         self.ids = PageIds()
         self.slabs = Slabs(layout, pages_per_slab or max(1, SLAB_BYTES // self.page_bytes), [])
+        self.spare: object | None = None  # an empty slab
         self.contexts: WeakSet[Context] = WeakSet()
         self.orphans: list[tuple[list[int], Holder]] = []  # pages of collected contexts
         # Set by the cache. make_room gives up something that nobody uses; trim keeps the prefix
@@ -75,22 +79,25 @@ class PageStore:
         slab = page // self.slabs.pages_per_slab
         try:
             if slab == len(self.slabs.arrays):
-                self.slabs.arrays.append(self._new_slab())
+                self.slabs.arrays.append(self._take_slab())
             elif not len(self.slabs.arrays[slab]):
-                self.slabs.arrays[slab] = self._new_slab()
+                self.slabs.arrays[slab] = self._take_slab()
         except BaseException:
             self.ids.release(page)
             raise
         return page
 
     def release(self, page: int, holder: Holder = Holder.USER) -> None:
-        """Takes a holder away; the slab goes with its last page."""
+        """Takes a holder away; with its last page, a slab goes or becomes the spare."""
         if not self.ids.release(page, holder):
             return
         per_slab = self.slabs.pages_per_slab
         start = page // per_slab * per_slab
         if self.ids.live_between(start, start + per_slab) == 0:
+            empty = self.slabs.arrays[page // per_slab]
             self.slabs.arrays[page // per_slab] = bytearray()
+            if self.spare is None:
+                self.spare = empty
 
     def release_orphans(self) -> None:
         """Releases what contexts held that were collected without being closed."""
@@ -111,9 +118,18 @@ class PageStore:
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of the slabs that exist."""
+        """Bytes of the slabs that hold pages."""
         count = sum(len(array) > 0 for array in self.slabs.arrays)
         return count * self.slabs.pages_per_slab * self.page_bytes
 
-    def _new_slab(self) -> object:
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the empty slab that is kept, if there is one."""
+        return (self.spare is not None) * self.slabs.pages_per_slab * self.page_bytes
+
+    def _take_slab(self) -> object:
+        """The spare slab, or a new one."""
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            return spare
         return self.kernels.new_slab(self.layout, self.slabs.pages_per_slab)

@@ -216,7 +216,7 @@ class KernelSet(Protocol):
 
     @property
     def row_threads(self) -> int:
-        """How many threads may call `export_rows` and `import_rows` at once, for other rows each."""
+        """How many threads may call `export_rows` and `import_rows` at once, each for its rows."""
 
     @property
     def numerics_id(self) -> str:

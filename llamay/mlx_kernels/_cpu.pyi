@@ -28,7 +28,6 @@ def matmul(
 ) -> None: ...
 def page_bytes(layout: _Layout, /) -> int: ...
 def export_rows(
-    pool: Pool,
     layout: _Layout,
     slabs: Sequence[Any],
     pages_per_slab: int,
@@ -38,7 +37,6 @@ def export_rows(
     /,
 ) -> None: ...
 def import_rows(
-    pool: Pool,
     layout: _Layout,
     slabs: Sequence[Any],
     pages_per_slab: int,

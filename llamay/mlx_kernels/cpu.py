@@ -94,6 +94,11 @@ class CpuKernels:
         return self._pool.threads
 
     @property
+    def row_threads(self) -> int:
+        """See `KernelSet`."""
+        return self._pool.threads
+
+    @property
     def numerics_id(self) -> str:
         """The same for every instruction set: their bits are equal."""
         return f"cpu-v{CONTRACT_VERSION}"
@@ -172,10 +177,10 @@ class CpuKernels:
 
     def _pages(
         self, slabs: Slabs, pages: Sequence[int]
-    ) -> tuple[_cpu.Pool, tuple[int, int, int, int, str], Sequence[Any], int, Int32Array]:
-        """What the C code needs to find a context's positions, and threads to move them."""
+    ) -> tuple[tuple[int, int, int, int, str], Sequence[Any], int, Int32Array]:
+        """What the C code needs to find a context's positions."""
         ids = np.array(pages, dtype=np.int32)
-        return self._pool, c_layout(slabs.layout), slabs.arrays, slabs.pages_per_slab, ids
+        return c_layout(slabs.layout), slabs.arrays, slabs.pages_per_slab, ids
 
 
 def _page_bytes(slabs: Slabs, page: int) -> Any:

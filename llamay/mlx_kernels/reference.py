@@ -44,6 +44,7 @@ class ReferenceKernels:
     exact = False
     name = "reference"
     threads = 1
+    row_threads = 1
     numerics_id = f"reference-v{CONTRACT_VERSION}"
 
     def prepare(self, program: Program) -> RunStep:

@@ -34,6 +34,7 @@ class FakeKernels:
     name = "fake"
     exact = True
     threads = 1
+    row_threads = 2
     numerics_id = "fake"
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ class RowKernels:
     """Slab: [pages, page_tokens, row_bytes] uint8; import_delay_s: how long an import takes."""
 
     name = "rows"
+    row_threads = 2
     numerics_id = "rows"
 
     def __init__(self) -> None:

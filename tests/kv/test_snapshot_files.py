@@ -53,7 +53,7 @@ def test_failing_write_leaves_the_old_file(
     path.write_bytes(b"old")
     before = state_of(cache, [context])
     with monkeypatch.context() as patched:
-        fail_at(patched, "write", nth, errno.ENOSPC)  # 1 header, 1 + 7 chunks, 1 digests
+        fail_at(patched, "pwrite", nth, errno.ENOSPC)  # 1 header, 1 + 7 chunks, 1 digests
         with pytest.raises(SnapshotError, match="No space left on device") as failed:
             write_snapshot(context, path, IDENTITY, key=key)
     assert str(path) in str(failed.value)
@@ -79,11 +79,11 @@ def test_other_failures_leave_the_old_file(
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, cache, path = os.write, new_cache(), tmp_path / NAME
+    real, cache, path = os.pwrite, new_cache(), tmp_path / NAME
     with monkeypatch.context() as patched:
         patched.setattr(
-            "llamay.kv.snapshot.files.os.write",
-            lambda descriptor, data: real(descriptor, data[: max(1, len(data) // 3)]),
+            "llamay.kv.snapshot.files.os.pwrite",
+            lambda descriptor, data, at: real(descriptor, data[: max(1, len(data) // 3)], at),
         )
         context = fill(cache, TOKENS)
         write_snapshot(context, path, IDENTITY)
@@ -196,13 +196,13 @@ KILLED = textwrap.dedent("""
         print("here", flush=True)
         time.sleep(60)
 
-    def write(self, data):
+    def write(self, data, offset):
         global calls
         calls += 1
         if calls == stop_at:
-            real_write(self, memoryview(data)[: len(data) // 2])
+            real_write(self, memoryview(data)[: len(data) // 2], offset)
             stop()
-        real_write(self, data)
+        real_write(self, data, offset)
 
     def replace(self, target):
         if stop_at == 0:

@@ -1,7 +1,6 @@
 """Writes a snapshot again: in another precision, encrypted, or no longer."""
 
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from llamay.formats import KVPrecision
 from llamay.kv.snapshot import numerics
 from llamay.kv.snapshot.encryption import Key
 from llamay.kv.snapshot.format import encode_head, llamay_version, version_of
+from llamay.kv.snapshot.parallel import cores
 from llamay.kv.snapshot.source import open_source
 from llamay.kv.snapshot.writer import SnapshotInfo, write_file
 from llamay.mlx_kernels import ByteArray, convert_rows
@@ -54,16 +54,15 @@ def convert_snapshot(
             encryption=None,
         )
         layout = old.layout(old.precision)
-        with closing(source.chunks(cipher)) as chunks:
 
-            def export(start: int, end: int, out: ByteArray) -> ByteArray:
-                _, data = next(chunks)
-                rows = data.reshape(-1, old.row_bytes)
-                if precision is not old.precision:
-                    return convert_rows(rows, layout, old.precision, precision)
-                out[:] = rows
-                return out
+        def export(start: int, end: int, out: ByteArray) -> ByteArray:
+            chunk = 1 + (start - old.start) // old.chunk_positions
+            rows = source.chunk(chunk, cipher).reshape(-1, old.row_bytes)
+            if precision is not old.precision:
+                return convert_rows(rows, layout, old.precision, precision)
+            out[:] = rows
+            return out
 
-            file = write_file(target, header, head, export, target_key)
+        file = write_file(target, header, head, export, target_key, cores())
     seconds = time.perf_counter() - start - file.fsync_seconds
     return SnapshotInfo(file.bytes, seconds, file.fsync_seconds)

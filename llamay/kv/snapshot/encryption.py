@@ -85,7 +85,7 @@ class Cipher:
         self._cipher = AESGCM(key)
         self._nonce = nonce
 
-    def encrypt(self, head: bytes, chunk: int, count: int, data: memoryview) -> bytes:
+    def encrypt(self, head: bytes, chunk: int, count: int, data: bytes | memoryview) -> bytes:
         """Ciphertext and tag of chunk `chunk` of `count`; head: the file's bytes [0, 16 + H)."""
         return self._cipher.encrypt(self._nonce_of(chunk), data, _aad(head, chunk, count))
 

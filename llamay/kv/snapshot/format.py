@@ -170,6 +170,13 @@ class Header:
         start, end = self.positions(chunk)
         return (end - start) * self.row_bytes + tag
 
+    def chunk_offset(self, chunk: int) -> int:
+        """Where a chunk begins, counted from the first."""
+        if chunk == 0:
+            return 0
+        # All chunks of rows but the last have the size of the first of them.
+        return self.chunk_bytes(0) + (chunk - 1) * self.chunk_bytes(1)
+
     @property
     def body_bytes(self) -> int:
         """Bytes of all chunks as they are stored."""

@@ -1,6 +1,5 @@
 """Reads a snapshot into a cache, or shows one; nothing is published before all is verified."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from llamay.kv.context import Context
 from llamay.kv.snapshot import numerics
 from llamay.kv.snapshot.encryption import Cipher, Key
 from llamay.kv.snapshot.format import Header, Identity
+from llamay.kv.snapshot.parallel import row_threads
 from llamay.kv.snapshot.source import Source, open_source
-from llamay.mlx_kernels import convert_rows
+from llamay.mlx_kernels import ByteArray, convert_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,14 @@ def _fill(context: Context, source: Source, cipher: Cipher | None) -> None:
     own = context.layout.precision
     tokens, logits = source.head(cipher)
     context.reserve(header.tokens)
-    with closing(source.chunks(cipher)) as chunks:
-        for chunk, data in chunks:
-            rows = data.reshape(-1, header.row_bytes)
-            if header.precision is not own:
-                rows = convert_rows(rows, header.layout(own), header.precision, own)
-            context.import_rows(header.positions(chunk)[0], rows)
+
+    def take(chunk: int, data: ByteArray) -> None:
+        rows = data.reshape(-1, header.row_bytes)
+        if header.precision is not own:
+            rows = convert_rows(rows, header.layout(own), header.precision, own)
+        context.import_rows(header.positions(chunk)[0], rows)
+
+    source.each_chunk(cipher, range(1, header.chunk_count), take, row_threads(context))
     context.commit(tokens)
     context.logits = logits
 

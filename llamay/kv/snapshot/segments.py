@@ -8,7 +8,7 @@ The files are read and written on the calling thread; what touches pages goes th
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,6 +20,7 @@ from llamay.kv.context import Context
 from llamay.kv.snapshot import numerics
 from llamay.kv.snapshot.encryption import Key
 from llamay.kv.snapshot.format import Identity, encode_head, version_of
+from llamay.kv.snapshot.parallel import cores, row_threads
 from llamay.kv.snapshot.reader import check_identity, inexact, would_forget
 from llamay.kv.snapshot.source import Source, open_source
 from llamay.kv.snapshot.writer import SnapshotInfo, new_header, write_file
@@ -88,7 +89,8 @@ def write_segment(
         tokens, last = owned(describe)
         header = new_header(context, identity, context.layout.precision, len(tokens), last)
         header = replace(header, version=version_of(start, parent), start=start, parent=parent)
-        file = write_file(path, header, encode_head(tokens, last), export, key)
+        head, threads = encode_head(tokens, last), _threads(context, run)
+        file = write_file(path, header, head, export, key, threads)
     seconds = time.perf_counter() - begun - file.fsync_seconds
     return SnapshotInfo(file.bytes, seconds, file.fsync_seconds)
 
@@ -123,7 +125,7 @@ def extend_from_segments(
         raise ValueError(f"the context's {length} tokens do not begin the history")
     if length == len(history):
         return Extended(0, 0, True, None)
-    chain = _Chain(cache, paths, identity, history, length, key)
+    chain = _Chain(cache, paths, identity, history, length, key, _threads(context, run))
     with _whole(context, run):
         context.check_room(len(history) - length)
         if would_forget(context, len(history) - length, cache):
@@ -150,9 +152,10 @@ class _Chain:
         history: Sequence[int],
         length: int,
         key: Key | None,
+        threads: int,
     ) -> None:
         self._cache, self._paths, self._identity, self._key = cache, paths, identity, key
-        self.history, self._length = history, length
+        self.history, self._length, self._threads = history, length, threads
         self.numerics = cache.numerics
         self.exact = True
         self.bytes = 0
@@ -198,14 +201,16 @@ class _Chain:
         begin, first = max(header.start, self._length), header.start
         size = header.chunk_positions
         needed = range(1 + (begin - first) // size, 1 + -(-(end - first) // size))
-        with closing(source.chunks(cipher, needed)) as chunks:
-            for chunk, data in chunks:
-                start, stop = header.positions(chunk)
-                rows = data.reshape(-1, header.row_bytes)
-                rows = rows[max(begin - start, 0) : min(stop, end) - start]
-                if header.precision is not own:
-                    rows = convert_rows(rows, header.layout(own), header.precision, own)
-                take(max(begin, start), rows)
+
+        def take_part(chunk: int, data: ByteArray) -> None:
+            start, stop = header.positions(chunk)
+            rows = data.reshape(-1, header.row_bytes)
+            rows = rows[max(begin - start, 0) : min(stop, end) - start]
+            if header.precision is not own:
+                rows = convert_rows(rows, header.layout(own), header.precision, own)
+            take(max(begin, start), rows)
+
+        source.each_chunk(cipher, needed, take_part, self._threads)
         self.bytes += sum(header.chunk_bytes(chunk) for chunk in (0, *needed))
         return begin
 
@@ -222,6 +227,11 @@ def _publish(context: Context, chain: _Chain) -> None:
     context.logits = chain.logits
 
 
+def _threads(context: Context, run: Run | None) -> int:
+    """How many threads work on chunks: with `run`, rows are moved elsewhere, one call at a time."""
+    return row_threads(context) if run is None else cores()
+
+
 def _owned(context: Context, run: Run | None) -> Run:
     """A way to run functions as the context's owner."""
 
@@ -230,7 +240,7 @@ def _owned(context: Context, run: Run | None) -> Run:
             with context.in_use():
                 return work()
 
-        return as_owner() if run is None else run(as_owner)
+        return work() if run is None else run(as_owner)
 
     return owned
 

@@ -1,11 +1,9 @@
-"""An open snapshot file: sizes checked before allocating, chunks verified and read ahead."""
+"""An open snapshot file: sizes checked before allocating, chunks verified."""
 
 import os
 import stat
-from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +19,8 @@ from llamay.kv.snapshot.format import (
     decode_preamble,
     digest,
 )
+from llamay.kv.snapshot.parallel import cores, page_buffer, share_out
 from llamay.mlx_kernels import ByteArray, Float32Array
-
-READ_AHEAD = 3  # chunks
 
 
 class Source:
@@ -85,7 +82,7 @@ class Source:
     def head(self, cipher: Cipher | None) -> tuple[list[int], Float32Array | None]:
         """The tokens and the last logits."""
         header = self.header
-        data = self._chunk(0, np.empty(header.chunk_bytes(0), dtype=np.uint8), cipher)
+        data = self.chunk(0, cipher)
         tokens = data[: 4 * header.tokens].view("<i4")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < header.vocab_size:
             raise damaged(self._path, f"it has tokens outside 0 to {header.vocab_size - 1}")
@@ -96,43 +93,41 @@ class Source:
             raise damaged(self._path, "it has logits that are not finite")
         return tokens.tolist(), logits
 
-    def chunks(
-        self, cipher: Cipher | None, chunks: range | None = None
-    ) -> Generator[tuple[int, ByteArray], None, None]:
-        """Chunks of rows and their index: [bytes], valid until the next is asked for.
+    def each_chunk(
+        self,
+        cipher: Cipher | None,
+        chunks: range,
+        take: Callable[[int, ByteArray], object],
+        threads: int,
+    ) -> None:
+        """Gives chunks of rows, read, verified and decrypted, to `take`: index and [bytes].
 
-        chunks: which; None for all
-        The next ones are read and verified on another thread meanwhile. Close it before the file.
+        With several threads, each gives those that it has read, in no order.
         """
-        header = self.header
-        chunks = range(1, header.chunk_count) if chunks is None else chunks
-        largest = header.chunk_bytes(1) if header.tokens else 0
-        buffers = [np.empty(largest, dtype=np.uint8) for _ in range(READ_AHEAD + 1)]
-        pending: deque[Future[ByteArray]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-read") as thread:
-            for ahead in range(chunks.start, chunks.stop + READ_AHEAD):
-                if ahead < chunks.stop:
-                    buffer = buffers[ahead % len(buffers)][: header.chunk_bytes(ahead)]
-                    pending.append(thread.submit(self._chunk, ahead, buffer, cipher))
-                if ahead >= chunks.start + READ_AHEAD:
-                    yield ahead - READ_AHEAD, pending.popleft().result()
+
+        def work(items: Iterator[int]) -> None:
+            buffer = page_buffer(self.header.chunk_bytes(1))
+            for chunk in items:
+                take(chunk, self.chunk(chunk, cipher, buffer))
+
+        share_out(chunks, threads, work)
 
     def verify(self, cipher: Cipher | None) -> None:
         """Reads and verifies all; with a cipher or without encryption, tokens and logits too."""
         if cipher or not self.header.encryption:
             self.head(cipher)
         else:
-            self._chunk(0, np.empty(self.header.chunk_bytes(0), dtype=np.uint8), None)
-        with closing(self.chunks(cipher)) as chunks:
-            for _ in chunks:
-                pass
+            self.chunk(0, None)
+        rows = range(1, self.header.chunk_count)
+        self.each_chunk(cipher, rows, lambda chunk, data: None, cores())
 
-    def _chunk(self, chunk: int, buffer: ByteArray, cipher: Cipher | None) -> ByteArray:
-        """Reads a chunk, verifies and decrypts it; `buffer` has its stored size."""
-        offset = self._body
-        if chunk:  # all chunks of rows but the last have the size of the first
-            offset += self.header.chunk_bytes(0) + (chunk - 1) * self.header.chunk_bytes(1)
-        self._read_into(buffer.data, offset)
+    def chunk(
+        self, chunk: int, cipher: Cipher | None, buffer: ByteArray | None = None
+    ) -> ByteArray:
+        """Reads a chunk, into `buffer` if it is large enough, verifies and decrypts it."""
+        size = self.header.chunk_bytes(chunk)
+        buffer = page_buffer(size) if buffer is None else buffer[:size]
+        self._read_into(buffer.data, self._body + self.header.chunk_offset(chunk))
         if self._digests and self._digests[chunk] != digest(buffer.data):
             raise damaged(self._path, f"the digest of chunk {chunk} differs")
         if cipher is None:

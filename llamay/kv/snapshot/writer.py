@@ -1,21 +1,18 @@
-"""Writes a context to a file, its rows exported, hashed and written at the same time."""
+"""Writes a context to a file, its rows exported, digested and written by several threads."""
 
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from llamay.formats import KVPrecision
 from llamay.kv.context import Context
 from llamay.kv.snapshot import numerics
-from llamay.kv.snapshot.encryption import Cipher, Key, new_encryption
-from llamay.kv.snapshot.files import NewFile, new_file
+from llamay.kv.snapshot.encryption import Key, new_encryption
+from llamay.kv.snapshot.files import Bytes, NewFile, new_file
 from llamay.kv.snapshot.format import (
+    DIGEST_BYTES,
     WHOLE_VERSION,
     Header,
     Identity,
@@ -25,9 +22,8 @@ from llamay.kv.snapshot.format import (
     encode_header,
     llamay_version,
 )
+from llamay.kv.snapshot.parallel import page_buffer, row_threads, share_out
 from llamay.mlx_kernels import ByteArray, Float32Array, convert_rows
-
-BUFFERS = 4  # chunks in memory: one being filled, the others on their way to the file
 
 # Rows of positions [start, end), in the payload's precision; written to `out` if it has their size.
 Export: TypeAlias = Callable[[int, int, ByteArray], ByteArray]
@@ -75,71 +71,50 @@ def write_snapshot(
             rows = context.export_rows(start, end)
             return convert_rows(rows, header.layout(own), own, header.precision)
 
-        file = write_file(path, header, head, export, key)
+        file = write_file(path, header, head, export, key, row_threads(context))
     return SnapshotInfo(
         file.bytes, time.perf_counter() - start - file.fsync_seconds, file.fsync_seconds
     )
 
 
-def write_file(path: Path, header: Header, head: bytes, export: Export, key: Key | None) -> NewFile:
-    """Writes a whole file of the current version; the header's encryption is set from `key`.
+def write_file(
+    path: Path, header: Header, head: bytes, export: Export, key: Key | None, threads: int
+) -> NewFile:
+    """Writes a whole file; the header's encryption is set from `key`.
 
-    head: tokens and logits
+    head: tokens and logits; threads: that call `export`, in no order
     """
     cipher = None
     if key is not None:
         encryption, cipher = new_encryption(key)
         header = replace(header, encryption=encryption)
     preamble = encode_header(header)
+    preamble_digest = digest(preamble)
+    body, count = len(preamble) + DIGEST_BYTES, header.chunk_count
+    end = body + header.body_bytes
+    digests = [b""] * count
     with new_file(path) as file:
-        preamble_digest = digest(preamble)
-        file.write(preamble + preamble_digest)
-        chunks = _Chunks(file, header, preamble, cipher)
-        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-write") as thread:
-            digests = chunks.write(thread, head, export)
+        file.allocate(end + (count + 1) * DIGEST_BYTES)
+        file.write(preamble + preamble_digest, 0)
+
+        def write(chunk: int, data: Bytes) -> None:
+            if cipher:
+                data = cipher.encrypt(preamble, chunk, count, data)
+            digests[chunk] = digest(data)  # while it is in this core's cache
+            file.write(data, body + header.chunk_offset(chunk))
+
+        def work(chunks: Iterator[int]) -> None:
+            buffer = page_buffer(header.chunk_positions * header.row_bytes)
+            for chunk in chunks:
+                start, end = header.positions(chunk)
+                out = buffer[: (end - start) * header.row_bytes].reshape(end - start, -1)
+                write(chunk, export(start, end, out).data.cast("B"))
+
+        write(0, head)
+        share_out(range(1, count), threads, work)
         table = b"".join(digests)
-        file.write(table + digest(preamble, preamble_digest, table))
+        file.write(table + digest(preamble, preamble_digest, table), end)
     return file
-
-
-class _Chunks:
-    """The chunks' way into a file."""
-
-    def __init__(
-        self, file: NewFile, header: Header, preamble: bytes, cipher: Cipher | None
-    ) -> None:
-        self._file, self._header, self._preamble, self._cipher = file, header, preamble, cipher
-
-    def write(self, thread: ThreadPoolExecutor, head: bytes, export: Export) -> list[bytes]:
-        """Writes all on `thread`, while the next is exported on this one; returns their digests."""
-        header = self._header
-        digests = [self._submit(thread, 0, memoryview(head)).result()]
-        rows = min(header.chunk_positions, header.tokens)
-        buffers = [np.empty((rows, header.row_bytes), dtype=np.uint8) for _ in range(BUFFERS)]
-        pending: deque[Future[bytes]] = deque()
-        for chunk in range(1, header.chunk_count):
-            if len(pending) == BUFFERS:
-                digests.append(pending.popleft().result())
-            start, end = header.positions(chunk)
-            out = buffers[chunk % BUFFERS][: end - start]
-            data = export(start, end, out)
-            pending.append(self._submit(thread, chunk, data.data.cast("B")))
-        return digests + [future.result() for future in pending]
-
-    def _submit(self, thread: ThreadPoolExecutor, chunk: int, data: memoryview) -> "Future[bytes]":
-        if self._cipher is None:
-            # Here, where the rows are still in this core's cache.
-            return thread.submit(self._append, data, digest(data))
-        return thread.submit(self._append_encrypted, self._cipher, chunk, data)
-
-    def _append(self, data: memoryview, data_digest: bytes) -> bytes:
-        self._file.write(data)
-        return data_digest
-
-    def _append_encrypted(self, cipher: Cipher, chunk: int, data: memoryview) -> bytes:
-        stored = cipher.encrypt(self._preamble, chunk, self._header.chunk_count, data)
-        self._file.write(stored)
-        return digest(stored)
 
 
 def new_header(

@@ -109,31 +109,23 @@ static void move_values(const RowsJob *job, const Span *span, int layer) {
                  values, layout->head_bytes, group_scales(layout, head, VALUES, span->offset));
 }
 
-/* Items are [group][layer]. */
-static void move_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    const RowsJob *job = argument;
-    (void)worker;
-    for (int64_t item = begin; item < end; item++) {
-        Span span = span_at(job, job->start / LANES + item / job->layout->layers);
-        int layer = (int)(item % job->layout->layers);
-        move_keys(job, &span, layer);
-        move_values(job, &span, layer);
+static void move_rows(const RowsJob *job) {
+    if (job->end <= job->start) return;
+    for (int64_t group = job->start / LANES; group * LANES < job->end; group++) {
+        Span span = span_at(job, group);
+        for (int layer = 0; layer < job->layout->layers; layer++) {
+            move_keys(job, &span, layer);
+            move_values(job, &span, layer);
+        }
     }
 }
 
-static void run_job(Pool *pool, RowsJob *job) {
-    int64_t groups = (job->end + LANES - 1) / LANES - job->start / LANES;
-    if (job->end > job->start) pool_run(pool, groups * job->layout->layers, job->layout->layers, move_rows, job);
+void export_rows(const PageLayout *layout, uint8_t *const *pages, int64_t start, int64_t end, uint8_t *rows) {
+    move_rows(&(RowsJob){layout, pages, start, end, rows, NULL});
 }
 
-void export_rows(Pool *pool, const PageLayout *layout, uint8_t *const *pages, int64_t start, int64_t end,
-                 uint8_t *rows) {
-    run_job(pool, &(RowsJob){layout, pages, start, end, rows, NULL});
-}
-
-void import_rows(Pool *pool, const PageLayout *layout, uint8_t *const *pages, int64_t start, int64_t end,
-                 const uint8_t *rows) {
-    run_job(pool, &(RowsJob){layout, pages, start, end, NULL, rows});
+void import_rows(const PageLayout *layout, uint8_t *const *pages, int64_t start, int64_t end, const uint8_t *rows) {
+    move_rows(&(RowsJob){layout, pages, start, end, NULL, rows});
 }
 
 void convert_rows(const PageLayout *from, const PageLayout *to, const uint8_t *source, int64_t count, uint8_t *target) {

@@ -66,17 +66,16 @@ static int positions_ok(const PageLayout *layout, const SlabPages *pages, int64_
     return 1;
 }
 
-static PyObject *move_rows(PyObject *self, PyObject *args, int exporting) {
-    PyObject *pool_object, *tuple, *slabs;
+static PyObject *move_rows(PyObject *args, int exporting) {
+    PyObject *tuple, *slabs;
     PageLayout layout;
     long long pages_per_slab, start;
     Py_buffer ids, rows;
     SlabPages pages = {0};
-    Pool *pool;
-    if (!PyArg_ParseTuple(args, exporting ? "OOOLy*Lw*" : "OOOLy*Ly*", &pool_object, &tuple, &slabs, &pages_per_slab,
-                          &ids, &start, &rows))
+    if (!PyArg_ParseTuple(args, exporting ? "OOLy*Lw*" : "OOLy*Ly*", &tuple, &slabs, &pages_per_slab, &ids, &start,
+                          &rows))
         return NULL;
-    int ok = (pool = pool_of(PyModule_GetState(self), pool_object)) && read_layout(tuple, &layout);
+    int ok = read_layout(tuple, &layout);
     int64_t num_pages = ids.len / 4, count = ok ? rows.len / layout.row_bytes : 0;
     if (ok && (pages_per_slab < 1 || start < 0 || rows.len % layout.row_bytes)) {
         PyErr_SetString(PyExc_ValueError, "the start or the size of the rows is out of range");
@@ -89,8 +88,8 @@ static PyObject *move_rows(PyObject *self, PyObject *args, int exporting) {
     }
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
-        if (exporting) export_rows(pool, &layout, pages.pages, start, start + count, rows.buf);
-        else import_rows(pool, &layout, pages.pages, start, start + count, rows.buf);
+        if (exporting) export_rows(&layout, pages.pages, start, start + count, rows.buf);
+        else import_rows(&layout, pages.pages, start, start + count, rows.buf);
         Py_END_ALLOW_THREADS
     }
     slab_pages_release(&pages);
@@ -100,9 +99,15 @@ static PyObject *move_rows(PyObject *self, PyObject *args, int exporting) {
     Py_RETURN_NONE;
 }
 
-PyObject *export_rows_function(PyObject *self, PyObject *args) { return move_rows(self, args, 1); }
+PyObject *export_rows_function(PyObject *self, PyObject *args) {
+    (void)self;
+    return move_rows(args, 1);
+}
 
-PyObject *import_rows_function(PyObject *self, PyObject *args) { return move_rows(self, args, 0); }
+PyObject *import_rows_function(PyObject *self, PyObject *args) {
+    (void)self;
+    return move_rows(args, 0);
+}
 
 PyObject *convert_rows_function(PyObject *self, PyObject *args) {
     PyObject *from_tuple, *to_tuple;
