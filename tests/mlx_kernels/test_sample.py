@@ -34,6 +34,8 @@ OPTIONS = [
     {"temperature": 2.5},
     {"top_k": 1},
     {"top_k": 7},
+    {"top_k": 256},
+    {"top_k": 257},
     {"top_k": 10_000},
     {"top_p": 0.5},
     {"top_p": 0.95, "temperature": 0.5},
@@ -46,7 +48,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "none")
-@pytest.mark.parametrize("count", [1, 17, 271])
+@pytest.mark.parametrize("count", [1, 17, 271, 1200])
 def test_each_token_is_drawn_for_its_share_of_the_uniforms(count, options, isa):
     """Token number i for uniforms within [sum of shares before i, sum with i): the inverse CDF.
 
@@ -54,6 +56,7 @@ def test_each_token_is_drawn_for_its_share_of_the_uniforms(count, options, isa):
     edge than float32 rounding of the weights are left out.
     """
     logits = (np.random.default_rng(count).normal(size=count) * 3).astype(np.float32)
+    logits[::5] = np.round(logits[::5])  # some are equal
     ids, probabilities = distribution(logits, **(DEFAULTS | options))
     ends = np.cumsum(probabilities)
     with instruction_set(isa):
