@@ -29,7 +29,7 @@ COMMANDS = {
     "models": ("llamay.cli.models", "List the models on this machine."),
     "pull": ("llamay.cli.pull", "Fetch a model."),
 }
-START = "llamay.cli.chat"
+START = "llamay.cli.tui"
 GROUP_FLAGS = ("-h", "--help", "--version", "--debug")  # others, without a command, are START's
 
 
@@ -136,7 +136,8 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 def _group(ctx: click.Context) -> None:
     """Language models on this machine, for people who think in branches.
 
-    Without a command, a chat starts; its flags are those of generate's model and sampling.
+    Without a command, the terminal interface starts, or a plain chat where there is no terminal;
+    `llamay --session --help` lists its flags.
     """
     if ctx.invoked_subcommand is None:
         start = _load(START)

@@ -1,14 +1,12 @@
-"""A plain chat in the terminal, until there is more: `llamay` without arguments."""
+"""A plain chat, line by line: `llamay` without arguments where there is no terminal."""
 
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import click
-
 from llamay.cli.answers import Choice
-from llamay.cli.options import ModelOptions, model_flags, sampling_flags
+from llamay.cli.options import ModelOptions
 from llamay.cli.output import say, terminal_text
 from llamay.errors import ContextFullError, UsageError
 from llamay.events import Finished, TextDelta
@@ -18,19 +16,16 @@ if TYPE_CHECKING:
     from llamay.sampling import SamplingParams
 
 
-@click.command("chat")
-@sampling_flags
-@model_flags
-def command(params: "SamplingParams", options: ModelOptions) -> None:
-    """Chat with a model. Ctrl+C stops an answer, Ctrl+D ends."""
+def chat(params: "SamplingParams", options: ModelOptions) -> None:
+    """Chats with a model. Ctrl+C stops an answer, Ctrl+D ends."""
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8")  # whatever the locale says, and strictly
     engine = options.load()
-    chat = _Chat(engine, params)
+    conversation = _Chat(engine, params)
     say(f"{engine.model.name} · {engine.model.decoder.kernels.name} · Ctrl+D ends")
     while (text := _next_message()) is not None:
         if text.strip():
-            chat.ask(text)
+            conversation.ask(text)
 
 
 def _next_message() -> str | None:

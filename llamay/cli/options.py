@@ -13,6 +13,7 @@ from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Engine
+    from llamay.hub import Progress
     from llamay.sampling import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,19 +54,23 @@ class ModelOptions:
 
     def load(self) -> "Engine":
         """Opens the model, with a bar on the terminal if something is fetched."""
+        with progress_bar() as progress:
+            return self.load_as(self.name, progress)
+
+    def load_as(self, name: str, progress: "Progress") -> "Engine":
+        """Opens another model by these flags."""
         from llamay.engine import Engine
 
-        with progress_bar() as progress:
-            return Engine.load(
-                self.name,
-                device=self.device,
-                threads=self.threads,
-                page_tokens=self.page_tokens,
-                precision=KVPrecision(self.kv),
-                context_size=self.ctx_size,
-                budget_bytes=self.ctx_mem_budget,
-                progress=progress,
-            )
+        return Engine.load(
+            name,
+            device=self.device,
+            threads=self.threads,
+            page_tokens=self.page_tokens,
+            precision=KVPrecision(self.kv),
+            context_size=self.ctx_size,
+            budget_bytes=self.ctx_mem_budget,
+            progress=progress,
+        )
 
 
 _MODEL_FLAGS = (

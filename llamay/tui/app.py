@@ -21,6 +21,7 @@ from llamay.session.export import to_markdown
 from llamay.tui import describe
 from llamay.tui.ask import AskLine
 from llamay.tui.bridge import Bridge
+from llamay.tui.confirm import Confirm
 from llamay.tui.help import ALL_GROUPS, Entry, Reading, help_text, log_text
 from llamay.tui.host import Host
 from llamay.tui.keys import APP, Key, bindings, load_keymap
@@ -64,6 +65,8 @@ class LlamayApp(App[None]):
         self.notices: list[Entry] = []
         self.loading = "opening"
         self.goodbye: Goodbye | None = None
+        self.last_name = ""  # of the session that was closed last
+        self.exit_code = 0
         self.main = MainScreen()
         self._first = name
         self._dark = dark
@@ -84,7 +87,7 @@ class LlamayApp(App[None]):
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._signalled)
+                loop.add_signal_handler(number, self._signalled, number)
         await self.push_screen(self.main)
         for problem in problems:
             self.say(problem, "warning")
@@ -121,14 +124,23 @@ class LlamayApp(App[None]):
         self.main.show_loading(sentence)
 
     def _opened(self, session: "Session") -> None:
-        if self._saving.locked():
-            return
         self.session = session
         self.bridge.attach(session)
         self.main.bind(session)
+        if self.host.remark:
+            self.say(self.host.remark, "warning")
+        if session.read_only and self.host.title:
+            question = f"{session.read_only}. Continue with {self.host.title[0]}?"
+            self.push_screen(Confirm(question, "Continue", no="Only read"), self._continue)
         waiting, self.waiting = self.waiting, []
         for text in waiting:
             self.attempt(session.send, text)
+
+    def _continue(self, yes: bool | None) -> None:
+        """Lets a session of another model go on with this one."""
+        if yes and self.session is not None and self.attempt(self.session.continue_with_model):
+            self.main.bind(self.session)
+            self.say("the text will be read anew, with the next message")
 
     def _open_failed(self, sentence: str) -> None:
         self._show_loading("nothing is open; m chooses a model, s a session")
@@ -139,10 +151,12 @@ class LlamayApp(App[None]):
         with self._saving:
             session, self.session = self.session, None
             if session is not None:
+                self.last_name = session.name
                 self.goodbye = session.close()
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
         """SIGTERM, SIGHUP: saving must not wait for a terminal that may be gone."""
+        self.exit_code = 128 + number
         threading.Thread(target=self.close_session, name="llamay-save").start()
         self.exit()
 
@@ -269,11 +283,22 @@ class LlamayApp(App[None]):
         from llamay.tui.session_switcher import SessionSwitcher
 
         current = self.session.name if self.session else ""
-        self.push_screen(SessionSwitcher(self.host.home, current), self._switch)
+        switcher = SessionSwitcher(self.host.home, current, self.host.key)
+        self.push_screen(switcher, self._switch)
 
     def _switch(self, name: str | None) -> None:
         if name is not None and (self.session is None or name != self.session.name):
             self.open(name)
+
+    def action_model(self) -> None:
+        """Chooses a model for this session."""
+        from llamay.tui.model_picker import ModelPicker
+
+        self.push_screen(ModelPicker(self.host.model), self._use_model)
+
+    def _use_model(self, model: str | None) -> None:
+        if model is not None and model != self.host.model:
+            self.open(self.session.name if self.session else None, model)
 
     def action_export(self) -> None:
         """Asks for a file and writes the branch that is shown as Markdown."""

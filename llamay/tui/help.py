@@ -12,10 +12,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from llamay.tui.keys import GROUPS, Key
-from llamay.tui.screen_keys import COMPARE
+from llamay.tui.screen_keys import SCREENS
 from llamay.tui.text import clean
 
-ALL_GROUPS = {**GROUPS, "Compare": COMPARE}
+ALL_GROUPS: dict[str, tuple[Key, ...]] = {**GROUPS, **SCREENS}
 
 _WORDS = """\
 switch     go to another place in this tree (Enter)

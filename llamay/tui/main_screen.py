@@ -64,7 +64,6 @@ class MainScreen(Screen[None]):
         """Follows the session's updates."""
         self.app.bridge.follow(self)
         self.set_interval(_FIGURES_S, self._show_figures)
-        self.show_loading("opening")
 
     # what is shown
 
@@ -81,7 +80,9 @@ class MainScreen(Screen[None]):
 
     def show_loading(self, sentence: str) -> None:
         """Says how far opening is, and what waits for it."""
+        self._session = None
         self._header.show(["llamay", sentence], "")
+        self.query_one("#talk-region").set_class(False, "-talking")
         self.regions.welcome.show(None, sentence, self.app.waiting)
 
     def bind(self, session: "Session") -> None:
@@ -90,7 +91,7 @@ class MainScreen(Screen[None]):
         self.marked.clear()
         regions = self.regions
         regions.bind(session, self.app.bridge)
-        regions.transcript.model_name = self.app.host.title[0]
+        regions.transcript.model_name = (self.app.host.title or ["Answer"])[0]
         regions.transcript.marked = regions.tree_view.marked = self.marked
         regions.transcript.bind(session)
         regions.tree_view.bind(session, self.app.bridge)
@@ -146,6 +147,7 @@ class MainScreen(Screen[None]):
             if not all(map(session.tree.visible, regions.transcript.path[-1:])):
                 self.show_node(session.place, at_end=True)
             regions.transcript.refresh_turns()
+            self._title_editor()
             self.refresh_bindings()
         else:
             regions.transcript.refresh_turns(update.nodes)
@@ -175,8 +177,9 @@ class MainScreen(Screen[None]):
         summary = plural(len(session.tree.leaves()), "branch")
         if not session.read_only:
             figures = session.figures()
-            pages = plural(figures.pages, "page")
-            summary += f" · {pages}, a copy would be {count(figures.copy_pages)}"
+            summary += f" · {plural(figures.pages, 'page')}"
+            if figures.copy_pages > figures.pages:
+                summary += f", a copy would be {count(figures.copy_pages)}"
         self.regions.show_summary(summary)
         self._show_status()
 

@@ -89,7 +89,7 @@ def endless(tmp_path: Path) -> Path:
 @contextmanager
 def chat(model: Path, *arguments: str) -> Iterator[Terminal]:
     options = ["-m", str(model), *arguments]
-    with terminal(sys.executable, "-c", CHAT, "chat", *options) as screen:
+    with terminal(sys.executable, "-c", CHAT, "chat", "--plain", *options) as screen:
         screen.expect(b"Ctrl+D ends\r\n")
         screen.expect(b"> ")
         yield screen

@@ -10,7 +10,9 @@ from tests.tui.fake_session import FakeSession
 class FakeHost:
     def __init__(self, home: Path, session: FakeSession | None = None) -> None:
         self.home = home
+        self.key = None
         self.model = "smollm2:135m"
+        self.remark = ""
         self.session = session or FakeSession()
         self.fails: LlamayError | None = None
         self.opened: list[tuple[str | None, str | None]] = []
