@@ -25,7 +25,6 @@ using half = _Float16;  // rounded after each operation: -fexcess-precision=16
 #define M_LN2_F 0.693147180559945f
 
 constexpr half operator""h(long double value) { return half(value); }
-constexpr half operator""H(long double value) { return half(value); }
 
 namespace metal {
 
@@ -138,5 +137,3 @@ using std::true_type;
 using metal::bfloat;
 using float16_t = half;
 using bfloat16_t = bfloat;
-
-constexpr bfloat operator""bf(long double value) { return bfloat(value); }

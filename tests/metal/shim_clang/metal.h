@@ -1,6 +1,7 @@
 // The Metal Shading Language for clang, on which Apple's compiler is built: declarations only, for a
 // check of the syntax with real address spaces and real vector types. C++14, as Metal is.
 #pragma once
+#pragma GCC system_header  // it does what warnings are about
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -37,8 +38,6 @@ typedef bfloat bfloat16_t;
 #define M_LN2_F 0.693147180559945f
 
 constexpr half operator""h(long double value) { return half(value); }
-constexpr half operator""H(long double value) { return half(value); }
-constexpr bfloat operator""bf(long double value) { return bfloat(value); }
 
 namespace metal {
 
