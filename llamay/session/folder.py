@@ -88,10 +88,8 @@ class SessionFolder:
             self._require_folder()
             path = self.path / journal_name(self.sequence)
             self._journal = JournalWriter(path, self.id, self.sequence, self.key)
-        self._journal.append(records)
+        self._journal.append(records, sync=sync)
         self.sequence = self._journal.sequence
-        if sync:
-            self._journal.sync()
 
     def encode(self, tree: Tree, pending: int = 0) -> Checkpoint:
         """What `write` takes.

@@ -91,9 +91,10 @@ class JournalWriter:
         except OSError as error:
             raise unwritable(path, error) from error
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], *, sync: bool) -> None:
         """Writes all of the records or none; a death of the process then loses none of them.
 
+        sync: has the disk keep them, and those before, through a loss of power
         Raises SessionError if they cannot be written; the same may be tried again.
         """
         frames = []
@@ -109,19 +110,14 @@ class JournalWriter:
             # What a failed attempt left is cut off before anything follows it.
             os.ftruncate(self._descriptor, self.bytes)
             write_all(self._descriptor, data)
+            if sync:
+                to_disk(self._descriptor)
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self.bytes)
             raise unwritable(self.path, error) from error
         self.bytes += len(data)
         self.sequence += len(records)
-
-    def sync(self) -> None:
-        """Has the disk keep what was written, through a loss of power. Raises SessionError."""
-        try:
-            to_disk(self._descriptor)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Ends the writing; the file stays."""

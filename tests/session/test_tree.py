@@ -1,6 +1,7 @@
 """The tree of turns, against small trees worked out by hand."""
 
 import json
+import time
 
 import pytest
 
@@ -227,3 +228,20 @@ def test_records_come_back_from_json_as_they_were() -> None:
 def test_other_json_is_no_record(value: object) -> None:
     with pytest.raises(ValueError, match="not a record"):
         decode(json.dumps(value))
+
+
+def test_long_answers_and_large_trees_stay_quick() -> None:
+    tree = Tree()
+    start = time.perf_counter()
+    last = 0
+    for _ in range(150):
+        user = tree.next_id
+        tree.apply(AddNode(user, last, "user", "q", ids=(1,) * 50))
+        last = user + 1
+        tree.apply(AddNode(last, user, "assistant", ids=(2,) * 100, logprobs=(-1.0,) * 100))
+    for i in range(20_000):
+        tree.apply(AppendIds(last, 100 + i, (i,), (-1.0,), "word "))
+        if i % 1000 == 0:
+            tree.history(last)
+    assert len(tree.history(last)) == 150 * 150 + 20_000
+    assert time.perf_counter() - start < 3
