@@ -116,12 +116,12 @@ class Inspector(VerticalScroll, can_focus=False):
             figures = session.figures()
         except SessionError:
             return Content("no model: figures come with one")
-        budget = figures.budget_bytes
-        limit = text.size(budget) if budget is not None else "no limit"
+        held, budget = figures.memory_bytes, figures.budget_bytes
+        memory = text.size(held) if budget is None else text.size_of(held, budget)
         counters = figures.counters
         places = Counter[str](cell.where for cell in self.query_one(PageMap).cells)
         rows = [
-            ("memory", f"{text.size(figures.memory_bytes)} / {limit}"),
+            ("memory", memory),
             ("tree", f"{text.count(figures.tree_entries)} · {text.size(figures.tree_bytes)}"),
             ("spilled", text.count(places["spilled"])),
             ("computed", f"{text.count(counters.prefilled_tokens)} tok"),

@@ -60,6 +60,13 @@ MODELS = (
     Key("model_leave", "escape", "leave", "Back", "Stop pulling; leave the name; else back"),
 )
 
+SETTINGS = (
+    Key("settings_save", "ctrl+s", "save", "Save", "Let these settings hold from here on"),
+    Key("settings_up", "up", "field(-1)", "", "The field above"),
+    Key("settings_down", "down", "field(1)", "", "The field below"),
+    Key("settings_leave", "escape", "leave", "Back", "Back without a change"),
+)
+
 SCREENS = {
     "Compare": COMPARE,
     "Page map": PAGE_MAP,
@@ -67,4 +74,5 @@ SCREENS = {
     "Lists": PICK_LIST,
     "SessionSwitcher": SESSIONS,
     "ModelPicker": MODELS,
+    "Settings": SETTINGS,
 }

@@ -59,6 +59,13 @@ def size(num_bytes: int) -> str:
     return f"{value:.1f} {units[0]}" if value < 99.95 else f"{value:.0f} {units[0]}"
 
 
+def size_of(num_bytes: int, all_bytes: int) -> str:
+    """A part of a memory: "1.1 / 8.0 GiB"; each with its unit if they differ."""
+    part, whole = size(num_bytes), size(all_bytes)
+    number, unit = part.split(" ")
+    return f"{number} / {whole}" if whole.endswith(f" {unit}") else f"{part} / {whole}"
+
+
 def duration(seconds: float) -> str:
     """A time with two or three digits: "31 ms", "3.1 s", "2 min 5 s"."""
     if seconds < 0.9995:

@@ -162,7 +162,7 @@ def test_the_page_under_the_mouse_is_named():
 
 def test_figures_are_those_of_the_session():
     async def scenario(pilot, screen):
-        await until(pilot, lambda: "1.1 GiB / 8.0 GiB" in screen.said("engine"))
+        await until(pilot, lambda: "1.1 / 8.0 GiB" in screen.said("engine"))
         assert "12 · 210 MiB" in screen.said("engine")
         assert "1 (0 shared)" in screen.said("branch")
 
