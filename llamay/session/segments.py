@@ -40,7 +40,7 @@ class SegmentFiles:
 
     def path(self, name: str) -> Path:
         """Where a segment is. Raises SessionError if the name leads out of the folder."""
-        if Path(name).name != name or name.startswith("."):
+        if not name or Path(name).name != name or name.startswith("."):
             raise SessionError(f"{self.folder}: expected the name of a segment, found {name!r}")
         return self.folder / name
 

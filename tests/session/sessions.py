@@ -1,7 +1,10 @@
 """A small session, and trees to compare."""
 
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +69,22 @@ def make(path: Path, records: Sequence[Record] = RECORDS, key: Key | None = None
     folder = create_folder(path, new_tree(), key)
     folder.append(records)
     return folder
+
+
+@contextmanager
+def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the session open, until it is killed."""
+    code = (
+        "import sys; from pathlib import Path; from llamay.session.folder import open_folder\n"
+        f"folder = open_folder(Path({str(path)!r})); print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        try:
+            yield process
+        finally:
+            process.kill()

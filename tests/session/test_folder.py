@@ -4,8 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from llamay.session.folder import create_folder, open_folder
 from llamay.session.loading import MANIFEST, PREVIOUS, load
 from llamay.session.lock import owner_of
 from llamay.session.records import Delete, Purge, SegmentRef, SetLabel, SetSegments
-from tests.session.sessions import KEY, OTHER_KEY, RECORDS, make, new_tree, same, tree_after
+from tests.session.sessions import KEY, OTHER_KEY, RECORDS, make, new_tree, owner, same, tree_after
 
 ROOT = Path(__file__).parents[2]
 KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
@@ -35,25 +33,6 @@ def test_a_session_is_whole_after_deaths_errors_and_a_full_disk(tmp_path: Path, 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
-
-
-@contextmanager
-def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the session open, until it is killed."""
-    code = (
-        "import sys; from pathlib import Path; from llamay.session.folder import open_folder\n"
-        f"folder = open_folder(Path({str(path)!r})); print('open', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "open\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_a_second_process_is_told_who_has_the_session_open(tmp_path: Path) -> None:
