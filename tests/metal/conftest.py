@@ -1,25 +1,54 @@
-"""The host on which Metal kernels run without a GPU."""
+"""Where Metal kernels run in tests: on this machine's processor, or on a Mac's GPU."""
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tests.metal.executor import HostMetal
 
-# On a Mac the kernels run on its GPU; this harness knows how Linux switches stacks and maps memory.
-collect_ignore_glob = ["test_*"] if sys.platform == "darwin" else []
-if not os.environ.get("LLAMAY_METAL_CLANG"):
+ON_GPU = sys.platform == "darwin" and mx.metal.is_available()
+
+# What tests the harness itself; it knows how Linux switches stacks and maps memory.
+HARNESS_TESTS = [f"test_{name}.py" for name in ("address_spaces", "executor", "faults", "language")]
+
+collect_ignore_glob: list[str] = []
+if sys.platform == "darwin":
+    collect_ignore_glob += HARNESS_TESTS if ON_GPU else ["test_*"]
+elif not os.environ.get("LLAMAY_METAL_CLANG"):
     collect_ignore_glob.append("test_address_spaces.py")
 
 
+class GpuMetal:
+    """Stands in for `HostMetal` where there is a GPU: the real `mx.fast.metal_kernel`.
+
+    launches: calls by kernel name
+    """
+
+    def __init__(self) -> None:
+        self.launches: Counter[str] = Counter()
+
+    def metal_kernel(self, name: str, *args: Any, **kwargs: Any) -> Callable[..., list[mx.array]]:
+        kernel = mx.fast.metal_kernel(name, *args, **kwargs)
+
+        def call(**arguments: Any) -> list[mx.array]:
+            self.launches[name] += 1
+            return kernel(**arguments)
+
+        return call
+
+
 @pytest.fixture
-def metal() -> HostMetal:
+def metal() -> HostMetal | GpuMetal:
     """Runs each call in all schedules: for tests of kernels."""
-    return HostMetal()
+    return GpuMetal() if ON_GPU else HostMetal()
 
 
 @pytest.fixture
-def quick_metal() -> HostMetal:
+def quick_metal() -> HostMetal | GpuMetal:
     """Runs each call once: for whole models."""
-    return HostMetal(schedules=["forward"])
+    return GpuMetal() if ON_GPU else HostMetal(schedules=["forward"])
