@@ -20,6 +20,7 @@ from llamay.events import (
 from llamay.sampling import SamplingParams
 from llamay.session.node import Node
 from llamay.session.records import AppendIds, NodeState, Record, SetState, Settings
+from llamay.session.speed import MIN_TOKENS
 from llamay.session.writing import Told
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
@@ -99,7 +100,7 @@ class Answers:
 
     def _progress(self, event: PrefillProgress) -> Told:
         total, cached = event.total + self.known, event.cached + self.known
-        if event.done and event.seconds > 0:
+        if event.done >= MIN_TOKENS and event.seconds > 0:
             self.prefill_tokens_per_s = event.done / event.seconds
         return Told(
             events=[

@@ -1,8 +1,11 @@
 """A turn of a session: plain data, changed by `Tree` only."""
 
+import threading
 from dataclasses import dataclass, field
 
 from llamay.session.records import NO_SETTINGS, NodeState, Role, SegmentRef, Settings
+
+_joining = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -44,7 +47,9 @@ class Node:
     def text(self) -> str:
         """What the turn says; an answer's grows by pieces, joined when somebody looks."""
         if len(self.pieces) != 1:
-            self.pieces[:] = ["".join(self.pieces)]
+            with _joining:  # other threads look too, and one may be appending
+                count = len(self.pieces)
+                self.pieces[:count] = ["".join(self.pieces[:count])]
         return self.pieces[0]
 
     def preview(self, columns: int = 32) -> str:

@@ -50,7 +50,9 @@ class Runner:
         engine: Engine,
         folder: SessionFolder,
         weights: str,
+        prefill_tokens_per_s: float | None,
     ) -> None:
+        """prefill_tokens_per_s: as measured before, if it was"""
         self._writer = writer
         self._tree = writer.tree
         self._states = states
@@ -66,7 +68,7 @@ class Runner:
         self._looked_at: frozenset[int] = frozenset()
         self._closing = False
         self._warned: set[str] = set()
-        self.prefill_tokens_per_s: float | None = None
+        self.prefill_tokens_per_s = prefill_tokens_per_s
         self._thread = threading.Thread(target=self._run, name="llamay-session", daemon=True)
         self._thread.start()
 

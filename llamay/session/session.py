@@ -15,7 +15,9 @@ from llamay.kv.snapshot import Key
 from llamay.sampling import child_seed
 from llamay.session.answers import sampling_params
 from llamay.session.catalog import Catalog
-from llamay.session.folder import SessionFolder
+from llamay.session.duplicate import branch_of, write_duplicate
+from llamay.session.folder import SEGMENTS, SessionFolder
+from llamay.session.loading import Loaded
 from llamay.session.records import (
     NO_SETTINGS,
     AddNode,
@@ -27,6 +29,7 @@ from llamay.session.records import (
     SetInfo,
     SetLabel,
     SetPlace,
+    SetSegments,
     SetSettings,
     SetState,
     Settings,
@@ -34,6 +37,7 @@ from llamay.session.records import (
 )
 from llamay.session.runner import Runner
 from llamay.session.saver import RUNNING, Saver
+from llamay.session.speed import read_speed, write_speed
 from llamay.session.states import Figures, PageCell, States, Where
 from llamay.session.tree import Tree
 from llamay.session.writing import Listener, Told, Writer
@@ -67,15 +71,24 @@ class Session:
     """
 
     def __init__(
-        self, home: Path, folder: SessionFolder | None, tree: Tree, name: str, engine: Engine | None
+        self,
+        home: Path,
+        opened: SessionFolder | Loaded,
+        path: Path,
+        engine: Engine | None,
+        key: Key | None,
     ) -> None:
         """Use `create` or `open`."""
-        self.tree = tree
+        folder = opened if isinstance(opened, SessionFolder) else None
+        self.id = opened.id.hex()
+        self.tree = tree = opened.tree
         self.read_only: str | None = None
         self._home = home
-        self._name = name
+        self._path = path
+        self._key = key
         self._folder = folder
         self._engine = engine
+        self._notices = opened.notices
         self._writer = Writer(tree, folder)
         self._lock = self._writer.lock
         self._parts: tuple[States, Saver, Runner] | None = None
@@ -109,7 +122,7 @@ class Session:
         info = Info(None, parent, engine.model.name, weights, time.time())
         tree = Tree(settings, info)
         folder = Catalog(home).create(tree, name=name, key=key)
-        session = cls(home, folder, tree, folder.name, engine)
+        session = cls(home, folder, folder.path, engine, key)
         session._names_itself = name is None
         session._start(weights)
         return session
@@ -124,25 +137,28 @@ class Session:
         Raises SessionBusyError if a process has it open, and what `Catalog.open` raises.
         """
         catalog = Catalog(home)
+        path = catalog.path(name)
         if engine is None:
-            loaded = catalog.read(name, key)
-            session = cls(home, None, loaded.tree, name, None)
-            session._refuse(
-                "its model is not here; choose another to continue with", loaded.notices
-            )
+            session = cls(home, catalog.read(name, key), path, None, key)
+            session._refuse("its model is not here; choose another to continue with")
             return session
-        folder = catalog.open(name, key)
-        session = cls(home, folder, folder.tree, folder.name, engine)
+        try:
+            folder = catalog.open(name, key)
+        except SessionError as error:
+            if type(error) is not SessionError:
+                raise
+            session = cls(home, catalog.read(name, key), path, None, key)
+            session._refuse(str(error))
+            return session
+        session = cls(home, folder, path, engine, key)
         weights = engine.model.identity().weights_sha256
-        made_with = folder.tree.info.weights_sha256
-        if made_with in (None, weights):
-            session._start(weights, folder.notices)
+        if folder.tree.info.weights_sha256 in (None, weights):
+            session._start(weights)
         else:
             was = folder.tree.info.model or "another model"
             session._refuse(
                 f"it was made with {was}, and this is {engine.model.name} with other weights; "
-                "continue with this model to have it read the text",
-                folder.notices,
+                "continue with this model to have it read the text"
             )
         return session
 
@@ -151,7 +167,7 @@ class Session:
     @property
     def name(self) -> str:
         """The session's name."""
-        return self._folder.name if self._folder else self._name
+        return self._folder.name if self._folder else self._path.name
 
     @property
     def place(self) -> int:
@@ -303,6 +319,17 @@ class Session:
             self._change(Redo())
         return f"did again: {phrase}"
 
+    def duplicate(self, id: int, name: str | None = None) -> str:
+        """Makes a new session of the turns up to `id`, and returns its name.
+
+        What is saved of their state goes with them. Waits for the disk.
+        Raises UsageError for a name that cannot be, SessionError if nothing can be written.
+        """
+        with self._lock:
+            tree = branch_of(self.tree, id, self.id)
+        path = self._folder.path if self._folder else self._path
+        return write_duplicate(self._home, path, tree, name, self._key)
+
     # --- figures ---
 
     def where(self, id: int) -> Where:
@@ -352,6 +379,8 @@ class Session:
             runner.close(begun + ENGINE_S)
             self._writer.flush(ENGINE_S)
             pages = states.figures().pages
+            if runner.prefill_tokens_per_s:
+                write_speed(self._home, self._machine, runner.prefill_tokens_per_s)
             saver.close(begun + CLOSE_S)
             written = saver.bytes_written
             states.close()
@@ -376,22 +405,38 @@ class Session:
     def _weights(self) -> str | None:
         return self.tree.info.weights_sha256
 
-    def _start(self, weights: str, notices: Sequence[str] = ()) -> None:
+    def _start(self, weights: str) -> None:
         assert self._engine is not None
         assert self._folder is not None
         self.read_only = None
-        for sentence in notices:
-            self._writer.tell(Notice(sentence, "warning"))
+        self._tell_notices()
+        self._forget_missing(self._folder)
+        self._machine = f"{weights} {self._engine.cache.numerics}"
         states = States(self._writer, self._engine, weights)
         saver = Saver(self._writer, states, self._engine, self._folder, weights)
-        runner = Runner(self._writer, states, saver, self._engine, self._folder, weights)
+        speed = read_speed(self._home, self._machine)
+        runner = Runner(self._writer, states, saver, self._engine, self._folder, weights, speed)
         self._parts = states, saver, runner
 
-    def _refuse(self, why: str, notices: Sequence[str] = ()) -> None:
+    def _refuse(self, why: str) -> None:
         self.read_only = f"{self.name} is read-only: {why}"
-        for sentence in notices:
-            self._writer.tell(Notice(sentence, "warning"))
+        self._tell_notices()
         self._writer.tell(Notice(self.read_only, "warning"))
+
+    def _tell_notices(self) -> None:
+        notices, self._notices = self._notices, []
+        self._writer.tell(*(Notice(sentence, "warning") for sentence in notices))
+
+    def _forget_missing(self, folder: SessionFolder) -> None:
+        """Takes segments out of the tree whose files are not there any more."""
+        missing = folder.segments.missing(self.tree)
+        for node, refs in missing.items():
+            rest = tuple(ref for ref in self.tree.node(node).segments if ref not in refs)
+            self._writer.change(SetSegments(node, rest))
+        if missing:
+            tokens = sum(ref.end - ref.start for refs in missing.values() for ref in refs)
+            sentence = f"files with the state of {tokens:,} tokens are gone; they are read again"
+            self._writer.tell(Notice(f"{folder.path / SEGMENTS}: {sentence}", "warning"))
 
     def _require(self) -> tuple[States, Saver, Runner]:
         if self._parts is None or self._goodbye is not None:
