@@ -103,7 +103,7 @@ class CompareScreen(Screen[int | None]):
             self._arrange()
         self._show_shared()
         if not stay:
-            self._chosen.view.focus()
+            self.set_focus(self._chosen.view)
 
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()
@@ -167,7 +167,7 @@ class CompareScreen(Screen[int | None]):
 
     def action_leave_prompt(self) -> None:
         """Goes from the prompt to the branch that had the focus before."""
-        self._chosen.view.focus()
+        self.set_focus(self._chosen.view)
 
     def action_stop(self) -> None:
         """Stops the answers of all panes."""
@@ -181,12 +181,12 @@ class CompareScreen(Screen[int | None]):
 
     def action_prompt(self) -> None:
         """Goes to the prompt."""
-        self._editor.focus()
+        self.set_focus(self._editor)
 
     def action_pane(self, index: int) -> None:
         """Goes to a branch, if there are so many."""
         if index < len(self.panes):
-            self.panes[index].view.focus()
+            self.set_focus(self.panes[index].view)
 
     def action_promote(self) -> None:
         """Makes the branch the place of the next message, and goes back."""

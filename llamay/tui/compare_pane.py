@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from llamay.sampling import SamplingParams
+from llamay.sampling import SamplingParams, child_seed
 from llamay.session.tree import Node
 from llamay.tui import text
 from llamay.tui.bridge import Bridge
@@ -53,24 +54,31 @@ class ComparePane(Vertical):
 
     def refresh_figures(self) -> None:
         """Shows the branch's counts; other branches' tokens may change how many are its own."""
-        self._foot.update(Content(self.figures()))
+        figures = self.figures()
+        if 0 < self._foot.size.width < cell_len(figures):
+            figures = figures.replace(" · ", "·")
+        self._foot.update(Content(figures))
 
     def _head(self) -> str:
-        node, settings = self.node, self._session.tree.effective(self.node.id)
-        temperature = settings.temperature
-        if temperature is None:
-            temperature = _DEFAULTS.temperature
+        node = self.node
         words = [str(self.index + 1)]
         if node.label:
             words.append(text.one_line(node.label))
-        if temperature == 0:
-            words.append("greedy")
-        else:
-            words += [f"seed {node.seed}"] if node.seed is not None else []
-            words.append(f"t {temperature:g}")
+        words.append(self._sampled_with(node))
         if node.id == self._session.place:
             words.append("here")
         return " · ".join(words)
+
+    def _sampled_with(self, node: Node) -> str:
+        settings = self._session.tree.effective(node.id)
+        temperature = settings.temperature
+        if temperature is None:
+            temperature = _DEFAULTS.temperature
+        if temperature == 0:
+            return "greedy"
+        if node.seed is None:
+            return f"t {temperature:g}"
+        return f"{_seed(node, settings.seed or 0)} · t {temperature:g}"
 
     def figures(self) -> str:
         """The branch's state and counts in a line."""
@@ -92,6 +100,14 @@ class ComparePane(Vertical):
         words += [text.rate(speed)] if speed else []
         words += [node.state] if node.state in ("stopped", "interrupted") else []
         return " · ".join(words)
+
+
+def _seed(node: Node, base: int) -> str:
+    """The seed that a user knows, and which of its children an answer has, where that is so."""
+    index = node.seed_index or 0
+    if node.seed != child_seed(base, index):
+        return f"seed {node.seed}"
+    return f"seed {base} #{index + 1}" if index else f"seed {base}"
 
 
 def _speed(node: Node) -> float | None:

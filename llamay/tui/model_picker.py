@@ -158,11 +158,11 @@ class ModelPicker(ModalScreen[str | None]):
 
     def action_name(self) -> None:
         """Goes to the name."""
-        self.query_one(Input).focus()
+        self.set_focus(self.query_one(Input))
 
     def action_to_list(self) -> None:
         """Goes to the list."""
-        self.query_one(PickList).focus()
+        self.set_focus(self.query_one(PickList))
 
     def action_leave(self) -> None:
         """Stops what is pulled; else leaves the name for the list; else ends with nothing."""

@@ -143,11 +143,11 @@ class SessionSwitcher(ModalScreen[str | None]):
 
     def action_filter(self) -> None:
         """Goes to the filter."""
-        self.query_one(Input).focus()
+        self.set_focus(self.query_one(Input))
 
     def action_to_list(self) -> None:
         """Goes to the list."""
-        self.query_one(PickList).focus()
+        self.set_focus(self.query_one(PickList))
 
     def action_leave(self) -> None:
         """Leaves the filter for the list, or the list for what was before."""

@@ -7,6 +7,8 @@ import pytest
 from textual.pilot import Pilot
 
 from llamay.errors import SessionError
+from llamay.sampling import child_seed
+from llamay.session.records import Settings
 from llamay.tui.compare import CompareScreen
 from llamay.tui.compare_branches import Histories
 from llamay.tui.editor import Editor
@@ -136,6 +138,23 @@ def test_digits_go_to_panes_and_a_digit_without_a_pane_to_none():
         assert screen.focused is screen.panes[2].view
 
     compare(sampled(3), scenario)
+
+
+def test_the_head_says_what_an_answer_was_sampled_with():
+    session = sampled(2)
+    session.set_settings(0, Settings(seed=7, temperature=0.5))
+    session.tree.node(3).seed = child_seed(7, 1)
+
+    async def scenario(host, pilot, screen):
+        screen.panes[1].refresh_branch()
+        assert [str(pane.border_title) for pane in screen.panes] == [
+            "1 · seed 7 · t 0.5 · here",
+            "2 · seed 7 #2 · t 0.5",
+        ]
+        session.set_settings(3, Settings(temperature=0.0))
+        await until(pilot, lambda: str(screen.panes[1].border_title) == "2 · greedy")
+
+    compare(session, scenario)
 
 
 def test_a_click_goes_to_a_pane():
