@@ -242,6 +242,8 @@ class LlamayApp(App[None]):
 
     def get_key_display(self, binding: Binding) -> str:
         """A key as footer and help show it, such as `Esc`, `^P` or `f`."""
+        if binding.key_display:
+            return binding.key_display
         *modifiers, key = binding.key.split("+")
         name = _KEY_NAMES.get(key) or format_key(key)
         if modifiers == ["ctrl"]:
@@ -289,6 +291,21 @@ class LlamayApp(App[None]):
     def _switch(self, name: str | None) -> None:
         if name is not None and (self.session is None or name != self.session.name):
             self.open(name)
+
+    def action_settings(self) -> None:
+        """Sampling and system prompt from the current turn on."""
+        self._settings(self.main.current)
+
+    def action_system(self) -> None:
+        """The system prompt of the session."""
+        if self.session is not None:
+            self._settings(self.session.tree.root.id, system=True)
+
+    def _settings(self, node: int, *, system: bool = False) -> None:
+        if self.session is not None:
+            from llamay.tui.settings import SettingsScreen
+
+            self.push_screen(SettingsScreen(self.session, node, system=system))
 
     def action_model(self) -> None:
         """Chooses a model for this session."""

@@ -107,8 +107,7 @@ class MainScreen(Screen[None]):
         """Shows the branch that ends at `node`, which becomes the current turn."""
         assert self._session is not None, "bind comes first"
         tree = self._session.tree
-        system = bool(tree.effective(node).system)
-        path = [id for id in tree.path(node) if system or id != tree.root.id]
+        path = self._shown_path(node)
         self.regions.tree_view.choose(node)
         self.regions.transcript.show(path, node, at_end=at_end)
         self.query_one("#talk-region").set_class(bool(path), "-talking")
@@ -121,6 +120,13 @@ class MainScreen(Screen[None]):
         self._title_editor()
         self._show_status()
         self.refresh_bindings()
+
+    def _shown_path(self, node: int) -> list[int]:
+        """The turns from the beginning to `node`, the system prompt first if there is one."""
+        assert self._session is not None, "bind comes first"
+        tree = self._session.tree
+        system = bool(tree.effective(node).system)
+        return [id for id in tree.path(node) if system or id != tree.root.id]
 
     def show_notice(self, sentence: str, level: str = "info") -> None:
         """Shows a sentence in place until the next one; an empty one hides the line."""
@@ -144,8 +150,11 @@ class MainScreen(Screen[None]):
         if update.tree:
             self._show_figures()
             self._show_header()  # a session takes its name from the first message
-            if not all(map(session.tree.visible, regions.transcript.path[-1:])):
+            end = regions.transcript.path[-1:] or [session.tree.root.id]
+            if not session.tree.visible(end[0]):
                 self.show_node(session.place, at_end=True)
+            elif self._shown_path(end[0]) != regions.transcript.path:
+                self.show_node(end[0], at_end=False)  # a system prompt came or went
             regions.transcript.refresh_turns()
             self._title_editor()
             self.refresh_bindings()
@@ -319,11 +328,11 @@ class MainScreen(Screen[None]):
             self.editing = None
             self.regions.editor.put("")
             self._title_editor()
-        elif self._notice.display:
+        else:
             self.show_notice("")
-        elif self.focused is self.regions.editor and self._session is not None:
-            talking = bool(self.regions.transcript.path)
-            self.regions.go(self.regions.transcript if talking else self.regions.tree_view)
+            if self.focused is self.regions.editor and self._session is not None:
+                talking = bool(self.regions.transcript.path)
+                self.regions.go(self.regions.transcript if talking else self.regions.tree_view)
 
     def action_next_region(self) -> None:
         """The next region."""

@@ -79,7 +79,7 @@ class Regions(Horizontal):
             self.inspector.bind(self._session, self._bridge)
             self.inspector.show(node)
             if self.screen.has_class("-narrow"):
-                self.go_round(-1 if self.screen.focused is self.tree_view else 1)
+                self.go(self._state_stops()[0])
 
     # focus
 
@@ -97,11 +97,15 @@ class Regions(Horizontal):
         stops: list[Widget] = [self.tree_view, self.editor]
         if self.query_one("#talk-region").has_class("-talking"):
             stops.insert(1, self.transcript)
-        for region in self.query("#state-region"):
-            stops += [child for child in region.walk_children(Widget) if child.can_focus][:1]
+        stops += self._state_stops()
         focused = self.screen.focused
         index = stops.index(focused) if focused in stops else -1 if step > 0 else 0
         self.go(stops[(index + step) % len(stops)])
+
+    def _state_stops(self) -> list[Widget]:
+        """What takes the focus in the inspector, if that is open."""
+        regions = self.query("#state-region")
+        return [w for region in regions for w in region.walk_children(Widget) if w.can_focus]
 
     @property
     def shown(self) -> str:

@@ -21,9 +21,7 @@ class FakeHost:
     def title(self) -> list[str]:
         return ["SmolLM2 135M", "cpu avx512-vnni", "kv f32"]
 
-    def open(
-        self, name: str | None, model: str | None, told: Callable[[str], None]
-    ) -> FakeSession:
+    def open(self, name: str | None, model: str | None, told: Callable[[str], None]) -> FakeSession:
         self.opened.append((name, model))
         if self.fails:
             raise self.fails
