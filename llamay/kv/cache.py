@@ -100,7 +100,11 @@ class Cache:
             tree = self._trees.setdefault(context.numerics, PrefixTree())
             found = tree.find(kept.tokens)
             if found and found[1] == kept.length:
-                self._recency.touch(found[0], tree)
+                leaf = found[0]
+                self._recency.touch(leaf, tree)
+                assert leaf.context is not None
+                if leaf.context.length == kept.length and kept.logits is not None:
+                    leaf.context.logits = kept.logits
             elif kept.length:
                 leaf, redundant = tree.insert(kept.tokens, kept.forked(kept.length, Holder.TREE))
                 self._recency.touch(leaf, tree)

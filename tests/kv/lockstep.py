@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +14,13 @@ import pytest
 from llamay.errors import BudgetError
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
-from llamay.kv.snapshot import Identity, read_snapshot, write_snapshot
+from llamay.kv.snapshot import (
+    Identity,
+    extend_from_segments,
+    read_snapshot,
+    write_segment,
+    write_snapshot,
+)
 from tests.kv.fake_kernels import (
     FakeKernels,
     assert_empty,
@@ -21,13 +28,15 @@ from tests.kv.fake_kernels import (
     read_values,
     write_values,
 )
-from tests.kv.model import ModelContext, OutOfBudgetError, ReferenceModel
+from tests.kv.model import ModelContext, OutOfBudgetError, ReferenceModel, common_length
 
 OWN, OTHER = "own", "other"  # numerics ids
 TOKENS = (0, 1, 2)  # few, so that sequences often begin alike
 MAX_CONTEXTS = 8
 MAX_PAGES = 5  # of a context
 MAX_SNAPSHOTS = 3
+MAX_BRANCHES = 4
+PAGE_SIZES = (1, 3, 16, 64)
 IDENTITY = Identity("made-up", len(TOKENS), "1a" * 32, "2b" * 32)
 
 
@@ -59,7 +68,7 @@ class Config:
 # each kind, with a budget.
 CONFIGS = [
     Config(page_tokens, pages_per_slab, precision, (i + j + k) % 2 == 0)
-    for i, page_tokens in enumerate((1, 3, 16, 64))
+    for i, page_tokens in enumerate(PAGE_SIZES)
     for j, pages_per_slab in enumerate((1, 5))
     for k, precision in enumerate(KVPrecision)
 ]
@@ -89,7 +98,9 @@ class LockStep:
         self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget)
         self.pairs: list[tuple[Context, ModelContext]] = []
         self.snapshots: list[tuple[Path, ModelContext]] = []
-        self.written = 0
+        # Files from the root on, each with its first position.
+        self.branches: list[tuple[list[tuple[Path, int]], ModelContext]] = []
+        self.written = self.segments = 0
 
     # Operations. Indices and positions are taken modulo what there is.
 
@@ -221,6 +232,70 @@ class LockStep:
         assert again.exact == (saved.numerics != OTHER)
         self._add(again.context, model)
 
+    def restore_elsewhere(self, index: int, page_tokens: int) -> None:
+        """Reads a snapshot into another cache, whose pages have another size."""
+        path, saved = self.snapshots[index % len(self.snapshots)]
+        layout = layout_of(page_tokens, self.config.precision)
+        other = Cache(FakeKernels(), layout, numerics=OWN, pages_per_slab=2)
+        again = read_snapshot(other, path, IDENTITY)
+        assert again.exact == (saved.numerics != OTHER)
+        assert list(again.context.tokens) == saved.tokens
+        assert read_values(other, again.context) == saved.values
+        other.check()
+        again.context.close()
+        assert_empty(other)
+
+    def save_branch(self, index: int) -> None:
+        """Writes what no file holds yet of a context, as a segment of its branch."""
+        context, model = self._worked_with(index)
+        files, cut = self._longest_saved(model)
+        if cut == len(model.tokens):
+            return
+        path = self.folder / f"{self.segments}.segment"
+        self.segments += 1
+        parent = files[-1][0].name if files else ""
+        write_segment(path, IDENTITY, context, cut, context.length, parent=parent)
+        self.branches.insert(0, ([*files, (path, cut)], self.model.copy_of(model)))
+        del self.branches[MAX_BRANCHES:]
+
+    def _longest_saved(self, model: ModelContext) -> tuple[list[tuple[Path, int]], int]:
+        """Of the branch that begins like this context for longest, the files, and for how long."""
+        files: list[tuple[Path, int]] = []
+        cut = 0
+        for saved_files, saved in self.branches:
+            length = common_length(saved.values, model.values)
+            if saved.numerics == model.numerics and length > cut:
+                files, cut = saved_files, length
+        return [(path, start) for path, start in files if start < cut], cut
+
+    def restore_branch(self, index: int, position: int, *, matched: bool, hop: bool) -> None:
+        """Reads a branch back, all or up to a position, onto what the tree or a context holds."""
+        files, saved = self.branches[index % len(self.branches)]
+        end = position % len(saved.tokens) + 1
+        paths = [path for path, start in files if start < end]
+        history = saved.tokens[:end]
+        if matched:
+            pair = (self.cache.match(history), self.model.match(history, OWN))
+        else:
+            pair = (self.cache.new_context(), self.model.new(OWN))
+        self._add(*pair)
+        context, model = pair
+        length = len(model.tokens)
+        run = (lambda work: work()) if hop else None
+        try:
+            self.model.reserve(model, end - length)
+        except OutOfBudgetError:
+            with pytest.raises(BudgetError):
+                extend_from_segments(self.cache, context, paths, IDENTITY, history, run=run)
+            return
+        extended = extend_from_segments(self.cache, context, paths, IDENTITY, history, run=run)
+        assert extended.positions == end - length
+        if end > length:
+            assert extended.exact == (saved.numerics != OTHER)
+            self.model.commit(model, history[length:], saved.values[length:end])
+            model.numerics = saved_numerics(saved.numerics)
+            model.logits = saved.logits if end == len(saved.tokens) else None
+
     # Comparison.
 
     def check(self) -> None:
@@ -232,9 +307,12 @@ class LockStep:
         assert cache.retained_tokens() == [tuple(entry.tokens) for entry in model.retained]
         assert cache.retained == len(model.retained)
         assert self.kernels.copies == model.copies
+        held = Counter(p for c in model.contexts + model.retained for p in c.pages)
+        by_tree = Counter(p for c in model.retained for p in c.pages)
         identities: dict[int, object] = {}
         for context, expected in self.pairs:
             self._compare(context, expected)
+            self._compare_use(context, [(held[p], by_tree[p]) for p in expected.pages])
             for page, identity in zip(context.page_ids, expected.pages, strict=True):
                 assert identities.setdefault(page, identity) is identity
         assert len(set(identities.values())) == len(identities)
@@ -246,16 +324,16 @@ class LockStep:
         assert read_values(self.cache, context) == expected.values
         logits = None if context.logits is None else int(context.logits[0])
         assert logits == expected.logits
+
+    def _compare_use(self, context: Context, expected: list[tuple[int, int]]) -> None:
+        """Each page's holders, and those of them that belong to the tree."""
         ref_count = self.cache.store.ids.ref_count
-        counts = [self.model.ref_count(page) for page in expected.pages]
-        assert [ref_count(page) for page in context.page_ids] == counts
-        assert context.own_pages == counts.count(1)
+        assert [ref_count(page) for page in context.page_ids] == [held for held, _ in expected]
+        assert context.own_pages == sum(held == 1 for held, _ in expected)
         use = self.cache.pages_of(context)
-        retained = [entry.pages for entry in self.model.retained]
-        by_tree = [sum(page in pages for pages in retained) for page in expected.pages]
-        sharers = [count - tree for count, tree in zip(counts, by_tree, strict=True)]
+        sharers = [held - by_tree for held, by_tree in expected]
         assert use.runs == tuple((len(list(run)), count) for count, run in groupby(sharers))
-        assert use.tree == sum(count > 0 for count in by_tree)
+        assert use.tree == sum(by_tree > 0 for _, by_tree in expected)
         assert (use.pages, use.own) == (len(sharers), sharers.count(1))
 
     def finish(self) -> None:
@@ -335,6 +413,12 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
         ]
         if lockstep.snapshots:
             operations += [(2, "restore", lambda: lockstep.restore(index))]
+        if lockstep.branches:
+            matched, hop = rng.random() < 0.7, rng.random() < 0.5
+            restore = lambda: lockstep.restore_branch(  # noqa: E731
+                index, position, matched=matched, hop=hop
+            )
+            operations += [(3, "restore_branch", restore)]
     if lockstep.pairs:
         operations += [
             (10, "extend", lambda: lockstep.extend(index, count, tokens)),
@@ -348,6 +432,7 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
             (4, "park", lambda: lockstep.park(index)),
             (1, "unpark", lambda: lockstep.unpark(index)),
             (1, "snapshot", lambda: lockstep.snapshot(index, kv)),
+            (2, "save_branch", lambda: lockstep.save_branch(index)),
         ]
         if len(lockstep.pairs) < MAX_CONTEXTS:
             operations += [(6, "fork", lambda: lockstep.fork(index))]
@@ -355,6 +440,10 @@ def _choose(lockstep: LockStep, rng: random.Random) -> tuple[str, Callable[[], N
             slabs = rng.randrange(3)
             without = lambda: lockstep.extend_without_memory(index, count, slabs)  # noqa: E731
             operations += [(2, "extend_without_memory", without)]
+    if lockstep.snapshots:
+        size = rng.choice(PAGE_SIZES)
+        elsewhere = lambda: lockstep.restore_elsewhere(index, size)  # noqa: E731
+        operations += [(1, "restore_elsewhere", elsewhere)]
     if rng.random() < 0.01:
         operations += [(50, "clear_tree", lockstep.clear_tree)]
     ((_, name, operation),) = rng.choices(operations, [weight for weight, _, _ in operations])

@@ -159,6 +159,8 @@ class ReferenceModel:
         entry, length = self._longest(context.tokens, context.numerics)
         if entry is not None and length == len(context.tokens):
             self._touch(entry)
+            if length == len(entry.tokens) and context.logits is not None:
+                entry.logits = context.logits
             return
         self.retained = [
             entry

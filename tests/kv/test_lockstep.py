@@ -14,13 +14,14 @@ from tests.kv.lockstep import (
     MAX_CONTEXTS,
     OTHER,
     OWN,
+    PAGE_SIZES,
     TOKENS,
     Config,
     LockStep,
     run_random_operations,
 )
 
-SEEDS, OPERATIONS = 4, 100
+SEEDS, OPERATIONS = 3, 80
 DEEP_SEEDS, DEEP_OPERATIONS = 500, 400
 
 
@@ -159,6 +160,21 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(index=INDEX)
     def restore(self, index: int) -> None:
         self.run.restore(index)
+
+    @precondition(lambda self: self.lockstep is not None and bool(self.run.snapshots))
+    @rule(index=INDEX, page_tokens=st.sampled_from(PAGE_SIZES))
+    def restore_elsewhere(self, index: int, page_tokens: int) -> None:
+        self.run.restore_elsewhere(index, page_tokens)
+
+    @precondition(has_contexts)
+    @rule(index=INDEX)
+    def save_branch(self, index: int) -> None:
+        self.run.save_branch(index)
+
+    @precondition(lambda self: has_room(self) and bool(self.run.branches))
+    @rule(index=INDEX, position=POSITION, matched=st.booleans(), hop=st.booleans())
+    def restore_branch(self, index: int, position: int, matched: bool, hop: bool) -> None:
+        self.run.restore_branch(index, position, matched=matched, hop=hop)
 
     @precondition(has_contexts)
     @rule()

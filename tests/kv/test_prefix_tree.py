@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from llamay.kv import Cache, Context
@@ -136,6 +137,27 @@ def test_what_goes_on_replaces_what_it_began_with() -> None:
     assert cache.retained_tokens() == [(2,), (1, 2, 3, 4, 5)]
     assert cache.live_pages == 3
     cache.check()
+
+
+def test_logits_join_what_is_retained_without() -> None:
+    cache, _ = new_cache(PAGE)
+    context = retain(cache, [1, 2, 3, 4, 5], close=False)
+    assert cache.match([1, 2, 3, 4, 5]).logits is None
+    context.logits = np.array([1.5], np.float32)
+    cache.retain(context)
+    found = cache.match([1, 2, 3, 4, 5])
+    assert found.logits is not None
+    assert found.logits.tolist() == [1.5]
+    shorter = cache.match([1, 2, 3])
+    shorter.logits = np.array([2.5], np.float32)
+    cache.retain(shorter)  # covered by what is longer, which has logits of its own end
+    for length, logits in ((5, [1.5]), (3, None)):
+        found = cache.match([1, 2, 3, 4, 5][:length])
+        assert (None if found.logits is None else found.logits.tolist()) == logits
+    context.logits = None
+    cache.retain(context)  # takes nothing away
+    assert cache.match([1, 2, 3, 4, 5]).logits is not None
+    assert cache.retained == 1
 
 
 def test_an_empty_context_is_not_retained() -> None:
