@@ -2,18 +2,29 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from llamay.errors import SnapshotError
-from llamay.kv.snapshot import Key, files, format, read_snapshot, sweep, write_snapshot
+from llamay.kv import Context
+from llamay.kv.snapshot import (
+    Key,
+    extend_from_segments,
+    files,
+    format,
+    read_snapshot,
+    sweep,
+    write_segment,
+    write_snapshot,
+)
 from tests.kv.row_kernels import IDENTITY, fill, new_cache, rows_of, state_of
 
 ROOT = Path(__file__).parents[2]
@@ -42,26 +53,49 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, function: str, nth: int, error: int
     monkeypatch.setattr(f"llamay.kv.snapshot.files.os.{function}", failing)
 
 
+def snapshot(context: Context, path: Path, key: Key | None = None) -> None:
+    write_snapshot(context, path, IDENTITY, key=key)
+
+
+def segment(context: Context, path: Path, key: Key | None = None) -> None:
+    write_segment(path, IDENTITY, context, 3, context.length, parent="x", key=key)
+
+
+WRITERS = pytest.mark.parametrize("write", [snapshot, segment])
+Writer = Callable[[Context, Path, Key | None], None]
+
+
+def assert_holds(path: Path, context: Context, key: Key | None = None) -> None:
+    """A snapshot or a segment gives back the context."""
+    cache = new_cache()
+    again = fill(cache, context.tokens[:3])
+    extend_from_segments(cache, again, [path], IDENTITY, context.tokens, key=key)
+    whole = fill(cache, context.tokens)
+    assert rows_of(cache, again) == rows_of(cache, whole)
+
+
+@WRITERS
 @pytest.mark.parametrize("key", [None, Key(bytes(32))], ids=["plain", "encrypted"])
-@pytest.mark.parametrize("nth", range(1, 11))
+@pytest.mark.parametrize("nth", range(1, 9))
 def test_failing_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, key: Key | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Writer, nth: int, key: Key | None
 ) -> None:
     cache = new_cache()
-    context = fill(cache, TOKENS, logits=True)
+    context = fill(cache, TOKENS[:11], logits=True)
     path = tmp_path / NAME
     path.write_bytes(b"old")
     before = state_of(cache, [context])
     with monkeypatch.context() as patched:
-        fail_at(patched, "pwrite", nth, errno.ENOSPC)  # 1 header, 1 + 7 chunks, 1 digests
+        # 1 header, 1 + 6 chunks (of a segment 1 + 4), 1 digests
+        fail_at(patched, "pwrite", nth if write is snapshot else min(nth, 7), errno.ENOSPC)
         with pytest.raises(SnapshotError, match="No space left on device") as failed:
-            write_snapshot(context, path, IDENTITY, key=key)
+            write(context, path, key)
     assert str(path) in str(failed.value)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == [NAME]
     assert state_of(cache, [context]) == before
-    write_snapshot(context, path, IDENTITY, key=key)  # and nobody owns the context any more
-    assert read_snapshot(cache, path, IDENTITY, key=key).exact
+    write(context, path, key)  # and nobody owns the context any more
+    assert_holds(path, context, key)
 
 
 @pytest.mark.parametrize(("function", "nth"), [("fsync", 1), ("open", 1)])
@@ -172,24 +206,41 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_full_disk_leaves_the_old_file(small_disk: Path) -> None:
+@WRITERS
+def test_full_disk_leaves_the_old_file(small_disk: Path, write: Writer) -> None:
     cache, path = new_cache(), small_disk / NAME
-    write_snapshot(fill(cache, TOKENS), path, IDENTITY)
+    write(fill(cache, TOKENS), path, None)
     old = path.read_bytes()
     with pytest.raises(SnapshotError, match="No space left on device"):
-        write_snapshot(fill(cache, list(range(50)) * 12), path, IDENTITY)  # 75 KiB of rows
+        write(fill(cache, list(range(50)) * 12), path, None)  # 75 KiB of rows
     assert path.read_bytes() == old
     assert names(small_disk) == [NAME]
+
+
+@WRITERS
+def test_file_that_may_not_be_so_large_leaves_the_old_file(tmp_path: Path, write: Writer) -> None:
+    cache, path = new_cache(), tmp_path / NAME
+    write(fill(cache, TOKENS), path, None)
+    old, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = fill(cache, list(range(50)) * 12)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**10, limits[1]))
+    try:
+        with pytest.raises(SnapshotError, match="File too large"):
+            write(large, path, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == old
+    assert names(tmp_path) == [NAME]
 
 
 KILLED = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from llamay.kv.snapshot import files, format, write_snapshot
+    from llamay.kv.snapshot import files, format, write_segment, write_snapshot
     from tests.kv.row_kernels import IDENTITY, fill, new_cache
 
     format.CHUNK_BYTES = 300
-    stop_at, path = int(sys.argv[1]), Path(sys.argv[2])
+    stop_at, path, kind = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     calls, real_write, real_replace = 0, files.NewFile.write, Path.replace
 
     def stop() -> None:
@@ -210,18 +261,32 @@ KILLED = textwrap.dedent("""
         return real_replace(self, target)
 
     files.NewFile.write, Path.replace = write, replace
-    write_snapshot(fill(new_cache(), list(range(13))), path, IDENTITY)
+    context = fill(new_cache(), list(range(13)))
+    if kind == "snapshot":
+        write_snapshot(context, path, IDENTITY)
+    else:
+        write_segment(path, IDENTITY, context, 3, 13, parent="x")
 """)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 0], ids=["header", "rows", "before the rename"])
-def test_killed_writer_leaves_the_old_file(tmp_path: Path, stop_at: int) -> None:
+@pytest.mark.parametrize(
+    ("write", "stop_at"),
+    [(snapshot, 1), (snapshot, 5), (snapshot, 0), (segment, 4), (segment, 0)],
+    ids=lambda value: (
+        {1: "header", 0: "before the rename"}.get(value, "rows")
+        if isinstance(value, int)
+        else value.__name__
+    ),
+)
+def test_killed_writer_leaves_the_old_file(tmp_path: Path, write: Writer, stop_at: int) -> None:
     cache, path = new_cache(), tmp_path / NAME
-    context = fill(cache, [7, 7, 7])
-    write_snapshot(context, path, IDENTITY)
+    context = fill(cache, [7, 7, 7, 7])
+    write(context, path, None)
     old = path.read_bytes()
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(stop_at), str(path)], stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-c", KILLED, str(stop_at), str(path), write.__name__],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"here\n"
@@ -231,9 +296,9 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path, stop_at: int) -> None
         child.send_signal(signal.SIGKILL)
     assert path.read_bytes() == old
     assert len(names(tmp_path)) == 2
-    write_snapshot(context, tmp_path / "y.llamayctx", IDENTITY)
+    write(context, tmp_path / "y.llamayctx", None)
     assert names(tmp_path) == [NAME, "y.llamayctx"]
-    assert rows_of(cache, read_snapshot(cache, path, IDENTITY).context) == rows_of(cache, context)
+    assert_holds(path, context)
 
 
 def test_sweep_leaves_what_is_not_its_own(tmp_path: Path) -> None:
