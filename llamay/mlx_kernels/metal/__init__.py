@@ -50,20 +50,18 @@ class MetalKernels:
             if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
                 raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
             page_map = page_memory.PageMap(slabs)
-            before = page_memory.Before(page_map.chunks)
-            try:
-                forward = Forward(self.kernels, program, weights, step, page_map)
-                for index, operation in enumerate(program.operations):
-                    if control.cancelled:
-                        return None
-                    forward.apply(operation)
-                    control.words[1] = index + 1
-                before.forget()
-                layers = [array for chunk in page_map.chunks for array in chunk.layers]
-                page_memory.finish([forward.stream, *layers])
-            finally:
-                before.restore()
-            return np.array(forward.stream)
+            forward = Forward(self.kernels, program, weights, step, page_map)
+            cancelled = False
+            for index, operation in enumerate(program.operations):
+                cancelled = control.cancelled
+                if cancelled:
+                    break
+                forward.apply(operation)
+                control.words[1] = index + 1
+            # What a cancelled step has written lies beyond its contexts' lengths.
+            layers = [array for chunk in page_map.chunks for array in chunk.layers]
+            page_memory.finish([forward.stream, *layers])
+            return None if cancelled else np.array(forward.stream)
 
         return run
 

@@ -10,7 +10,6 @@ has an array of its own, written once in a step before anything reads it, and a 
 `mx.synchronize`, which waits for the completion handlers too.
 """
 
-import copy
 from collections.abc import Sequence
 from weakref import WeakSet, WeakValueDictionary
 
@@ -141,32 +140,7 @@ class Writer:
     def write(self, layer: int, stored: mx.array) -> None:
         """Writes stored [rows, words] uint32 to a layer's arrays, one scatter for each chunk."""
         for chunk, some, rows in self._targets:
-            chunk.layers[layer] = _scattered(
-                chunk.layers[layer], rows, stored if some is None else stored[some]
-            )
-
-
-def _scattered(array: mx.array, rows: mx.array, values: mx.array) -> mx.array:
-    """The array with values [n, words] in `rows`; takes over its memory if nobody else has it."""
-    updated = copy.copy(array)  # another handle: assigning to a subscript changes the handle
-    updated[rows] = values
-    return updated
-
-
-class Before:
-    """The chunks' arrays before a step, to be put back if it fails."""
-
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self._layers = [(chunk, list(chunk.layers)) for chunk in chunks]
-
-    def forget(self) -> None:
-        """Lets the new arrays take over the old ones' memory."""
-        self._layers.clear()
-
-    def restore(self) -> None:
-        """Puts the old arrays back, unless they were forgotten."""
-        for chunk, layers in self._layers:
-            chunk.layers = layers
+            chunk.layers[layer][rows] = stored if some is None else stored[some]
 
 
 def finish(arrays: list[mx.array]) -> None:
@@ -185,7 +159,7 @@ def copy_page(slabs: Slabs, source: int, target: int) -> None:
     finish(content)
     rows = mx.array(written)
     for layer, values in enumerate(content):
-        to_chunk.layers[layer] = _scattered(to_chunk.layers[layer], rows, values)
+        to_chunk.layers[layer][rows] = values
     finish(to_chunk.layers)
 
 
@@ -197,7 +171,7 @@ def export_rows(
     if out is None:
         out = np.empty((end - start, layout.row_bytes), dtype=np.uint8)
     check_rows(out, layout, end - start)
-    by_layer = out.reshape(end - start, layout.layers, -1)
+    by_layer = out.reshape(end - start, layout.layers, 4 * row_words(layout))
     for chunk, rows in PageMap(slabs).context_rows(pages, start, end):
         here = rows >= 0
         for layer, array in enumerate(chunk.layers):
@@ -207,12 +181,12 @@ def export_rows(
 
 def import_rows(slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
     """See `KernelSet`."""
-    check_rows(rows, slabs.layout, len(rows))
-    words = rows.view(np.uint32).reshape(len(rows), slabs.layout.layers, -1)
+    layout = slabs.layout
+    check_rows(rows, layout, len(rows))
+    words = rows.view(np.uint32).reshape(len(rows), layout.layers, row_words(layout))
     for chunk, targets in PageMap(slabs).context_rows(pages, start, start + len(rows)):
         here = targets >= 0
         at = mx.array(targets[here])
-        for layer in range(slabs.layout.layers):
-            values = mx.array(np.ascontiguousarray(words[here, layer]))
-            chunk.layers[layer] = _scattered(chunk.layers[layer], at, values)
+        for layer in range(layout.layers):
+            chunk.layers[layer][at] = mx.array(np.ascontiguousarray(words[here, layer]))
         finish(chunk.layers)

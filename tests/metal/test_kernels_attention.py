@@ -1,0 +1,244 @@
+"""Rope, pages in every precision, and attention over them, against numpy in float64."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from llamay.formats import KVLayout, KVPrecision
+from llamay.mlx_kernels import Rope, Step
+from llamay.mlx_kernels.metal.kernels import Kernels
+from llamay.mlx_kernels.metal.pages import PAGE_BITS, row_words
+from llamay.mlx_kernels.metal.schedule import RUN, spans
+from llamay.mlx_kernels.metal.step import rope_tables
+from llamay.mlx_kernels.reference import _decode, _encode
+
+SCALE = 0.11
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+# --- rope and what is stored ---
+
+
+def rotated(x, positions, rope):
+    """x: [rows, heads, head_dim], as float64."""
+    angles = positions[:, None, None] * np.array(rope.inverse)
+    cosine, sine = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+    half = len(rope.inverse)
+    out = x.astype(np.float64)
+    first, second = np.s_[..., :half], np.s_[..., half : 2 * half]
+    if rope.interleaved:
+        first, second = np.s_[..., 0 : 2 * half : 2], np.s_[..., 1 : 2 * half : 2]
+    a, b = out[first].copy(), out[second].copy()
+    out[first], out[second] = a * cosine - b * sine, a * sine + b * cosine
+    return out
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "pairs", "precision"),
+    [
+        (16, 8, KVPrecision.F32),
+        (48, 20, KVPrecision.F16),
+        (64, 32, KVPrecision.VQ8),
+        (128, 64, KVPrecision.Q8),
+        (256, 64, KVPrecision.Q8),
+    ],
+)
+def test_rope_and_rows_as_they_are_stored(metal, head_dim, pairs, precision, interleaved):
+    rows, heads, kv_heads = 9, 6, 2
+    layout = KVLayout(1, kv_heads, head_dim, 16, precision)
+    rope = Rope(tuple(1e4 ** -(np.arange(pairs) / pairs)), interleaved, 1.25)
+    positions = np.array([0, 1, 2, 77, 255, 4096, 100_000, 5, 6], dtype=np.int32)
+    qkv = random(rows, (heads + 2 * kv_heads) * head_dim)
+    qkv[3] = 0
+    qkv[4] *= 1e6
+    tables = [table[:rows] for table in rope_tables(positions, rope)]
+    queries, stored = Kernels(metal.metal_kernel).rotate(
+        mx.array(qkv), *map(mx.contiguous, tables), layout, interleaved
+    )
+    split = qkv.reshape(rows, -1, head_dim)
+    expected = rotated(split[:, : heads + kv_heads], positions, rope)
+    found = np.array(queries).reshape(rows, heads, head_dim)
+    size = np.abs(split).max(axis=(1, 2), keepdims=True)
+    assert (np.abs(found - expected[:, :heads]) <= 1e-6 * size).all()
+    # What is stored is what the kernel rotated, encoded as the reference does; keys that f32 pages
+    # hold are the rotated ones.
+    exact = replace(layout, precision=KVPrecision.F32)
+    _, plain = Kernels(metal.metal_kernel).rotate(
+        mx.array(qkv), *map(mx.contiguous, tables), exact, interleaved
+    )
+    vectors = np.array(plain).view(np.float32).reshape(rows, 2, kv_heads, head_dim)
+    assert (np.abs(vectors[:, 0] - expected[:, heads:]) <= 1e-6 * size).all()
+    assert same_bits(vectors[:, 1], split[:, heads + kv_heads :])
+    parts = [
+        _encode(vectors[:, part], element).reshape(rows, -1)
+        for part, element in enumerate(precision.elements)
+    ]
+    words = np.ascontiguousarray(np.concatenate(parts, axis=1)).view(np.uint32)
+    assert np.array_equal(np.array(stored), words)
+
+
+@pytest.mark.parametrize("precision", list(KVPrecision))
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -7e4, 2.0**-100, 2.0**-101])
+def test_extreme_values_are_stored_as_the_reference_stores_them(metal, precision, value):
+    layout = KVLayout(1, 1, 16, 16, precision)
+    values = np.zeros(16, np.float32)
+    values[5], values[9] = value, value / 3
+    qkv = np.concatenate([random(32), values])[None]
+    no_turn = mx.ones((1, 8)), mx.zeros((1, 8))
+    _, stored = Kernels(metal.metal_kernel).rotate(mx.array(qkv), *no_turn, layout, False)
+    key_bytes = precision.vector_bytes(16)[0]
+    with np.errstate(invalid="ignore"):
+        expected = _decode(_encode(values, precision.elements[1]), precision.elements[1])
+    found = np.array(stored).view(np.uint8).reshape(-1)[key_bytes:]
+    np.testing.assert_array_equal(_decode(found, precision.elements[1]), expected)
+
+
+# --- attention ---
+
+
+class Pages:
+    """Contexts of random keys and values on pages in two chunks, some pages shared."""
+
+    def __init__(self, layout, lengths, shared=0):
+        """shared: positions that all contexts have in common, from 0 on."""
+        self.layout, size = layout, layout.page_tokens
+        width = -(-max(lengths) // size)
+        ids, self.table = iter(np.random.default_rng(5).permutation(1000)), []
+        for number, length in enumerate(lengths):
+            own = [int(next(ids)) for _ in range(-(-length // size))]
+            if number:
+                own[: shared // size] = self.table[0][: shared // size]
+            self.table.append(own + [-1] * (width - len(own)))
+        self.table = np.array(self.table, dtype=np.int32)
+        order = {page: place for place, page in enumerate(np.unique(self.table[self.table >= 0]))}
+        half = len(order) // 2 + 1
+        self.places = np.zeros_like(self.table)
+        slabs = np.zeros((2, half * size, row_words(layout)), np.uint32)
+        slabs[:] = 0xFFFFFFFF  # what is not written is NaN
+        self.keys, self.values = (
+            [np.zeros((n, layout.kv_heads, layout.head_dim)) for n in lengths] for _ in range(2)
+        )
+        for context, length in enumerate(lengths):
+            for position in range(length):
+                page = self.table[context, position // size]
+                chunk, at = divmod(order[page], half)
+                self.places[context, position // size] = chunk << PAGE_BITS | at
+                words, self.keys[context][position], self.values[context][position] = self._row(
+                    int(page) * size + position % size
+                )
+                slabs[chunk, at * size + position % size] = words
+        self.slabs = [mx.array(slab) for slab in slabs]
+
+    def _row(self, seed):
+        """Words, keys and values of a position, which are a function of its place."""
+        layout = self.layout
+        vectors = random(2, layout.kv_heads, layout.head_dim, seed=seed)
+        raw = [_encode(vectors[i], element) for i, element in enumerate(layout.precision.elements)]
+        words = np.concatenate([part.reshape(-1) for part in raw]).view(np.uint32)
+        return words, *(
+            _decode(part, element)
+            for part, element in zip(raw, layout.precision.elements, strict=True)
+        )
+
+    def expected(self, queries, contexts, positions):
+        """[rows, heads * head_dim] float64."""
+        group = queries.shape[1] // self.layout.head_dim // self.layout.kv_heads
+        out = []
+        for row, context, position in zip(queries, contexts, positions, strict=True):
+            q = row.reshape(-1, self.layout.head_dim).astype(np.float64)
+            keys, values = (
+                part[context][: position + 1].repeat(group, axis=1)
+                for part in (self.keys, self.values)
+            )
+            scores = np.einsum("hd,thd->ht", q, keys) * SCALE
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            out.append(np.einsum("ht,thd->hd", weights, values).reshape(-1))
+        return np.array(out)
+
+    def attend(self, metal, queries, contexts, positions, rows=slice(None)):
+        """What the kernels give for some of the rows, run together."""
+        contexts, positions = np.array(contexts)[rows], np.array(positions)[rows]
+        count = len(contexts)
+        step = Step(
+            tokens=np.zeros(count, np.int32),
+            positions=positions.astype(np.int32),
+            contexts=contexts.astype(np.int32),
+            writes=np.zeros(count, np.bool_),
+            page_table=self.table,
+            logit_rows=np.zeros(0, np.int32),
+        )
+        (span,) = spans(step, self.layout.page_tokens, 1)
+        padded = np.pad(positions, (0, -count % 8)).astype(np.int32)
+        places = np.pad(self.places, ((0, 0), (0, -self.places.shape[1] % 8)))
+        found = Kernels(metal.metal_kernel).attend(
+            mx.array(queries[rows]), mx.array(padded), span, mx.array(places), self.slabs, SCALE,
+            self.layout,
+        )  # fmt: skip
+        return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "group", "page_tokens", "precision"),
+    [
+        (16, 2, 2, 16, KVPrecision.F32),
+        (64, 3, 3, 64, KVPrecision.F32),
+        (64, 2, 7, 16, KVPrecision.F16),
+        (128, 1, 4, 64, KVPrecision.VQ8),
+        (80, 1, 1, 48, KVPrecision.Q8),
+        (256, 1, 2, 128, KVPrecision.Q8),
+    ],
+)
+def test_attention_of_rows_alone_and_together(
+    metal, head_dim, kv_heads, group, page_tokens, precision
+):
+    """Rows at the ends of tiles of 32, of pages and of runs; a context of one row, one of many."""
+    pages = Pages(KVLayout(1, kv_heads, head_dim, page_tokens, precision), [300, 34])
+    contexts = [0] * 11 + [1]
+    positions = [0, 1, 31, 32, 63, 64, 255, 256, 257, 298, 299, 33]
+    queries = random(12, kv_heads * group * head_dim, seed=9) * np.float32(3)
+    together = pages.attend(metal, queries, contexts, positions)
+    expected = pages.expected(queries, contexts, positions)
+    assert np.abs(together - expected).max() < 2e-6 * np.abs(expected).max() * 10
+    for rows in (slice(0, 1), slice(9, 10), slice(11, 12), slice(3, 9)):
+        assert same_bits(pages.attend(metal, queries, contexts, positions, rows), together[rows])
+
+
+def test_branches_of_one_prefix_share_a_pass_and_change_no_bit(metal):
+    layout = KVLayout(1, 1, 16, 64, KVPrecision.F32)
+    lengths = [520, 513, 600, 530, 514, 515, 580, 516, 517]
+    pages = Pages(layout, lengths, shared=512)
+    positions = [length - 1 for length in lengths]
+    queries = random(9, 2 * 16, seed=9)
+    together = pages.attend(metal, queries, range(9), positions)
+    step = Step(
+        np.zeros(9, np.int32), np.array(positions, np.int32), np.arange(9, dtype=np.int32),
+        np.zeros(9, np.bool_), pages.table, np.zeros(0, np.int32),
+    )  # fmt: skip
+    (span,) = spans(step, 64, 1)
+    runs = np.array(span.items)[:, 1]
+    # Two runs of the prefix, each in items of 8 rows and 1; the rest each on its own.
+    assert sorted(runs.tolist()) == [0, 0, 1, 1] + [2] * 9
+    assert np.abs(together - pages.expected(queries, range(9), positions)).max() < 1e-5
+    for row in range(9):
+        rows = slice(row, row + 1)
+        assert same_bits(pages.attend(metal, queries, range(9), positions, rows), together[rows])
+
+
+def test_scores_of_any_size_stay_finite(metal):
+    layout = KVLayout(1, 1, 16, 16, KVPrecision.F32)
+    pages = Pages(layout, [RUN + 40])
+    queries = random(2, 2 * 16, seed=9) * np.float32(1000)
+    found = pages.attend(metal, queries, [0, 0], [RUN + 38, RUN + 39])
+    expected = pages.expected(queries, [0, 0], [RUN + 38, RUN + 39])
+    assert np.abs(found - expected).max() < 1e-3

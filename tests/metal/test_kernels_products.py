@@ -1,0 +1,179 @@
+"""Products with quantised weights, embedding and norm against numpy in float64, in every format."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from llamay.formats import Format
+from llamay.mlx_kernels.metal.kernels import Kernels
+from llamay.mlx_kernels.metal.weights import Matrix
+from tests.metal.quants import recorded_matrix
+
+FORMATS = list(Format)
+EPS = 1e-5
+
+
+def names(format):
+    return format.name
+
+
+def activations(rows, columns, seed=1):
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+
+
+def normed(x, norm):
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + EPS) * norm
+
+
+def silu(x):
+    return x / (1 + np.exp(np.minimum(-x, 700)))
+
+
+def assert_near(found, expected, terms):
+    """Within what float32 sums of `terms` (the sum of the sizes of what is added) may lose."""
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    assert (np.abs(found - expected) <= 4e-6 * terms + 1e-30).all()
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=names)
+def test_products_are_those_of_the_recorded_values_and_rows_do_not_matter(metal, format):
+    """Rows on both sides of a tile of 8; outputs that no tile divides; one turn and several."""
+    kernels = Kernels(metal.metal_kernel)
+    for outputs, columns in [(7, max(32, format.block_len)), (21, 768)]:
+        weights, values = recorded_matrix(format, outputs, columns)
+        x, residual = activations(17, columns), activations(17, outputs, seed=2)
+        expected = residual + x.astype(np.float64) @ values.T.astype(np.float64)
+        terms = np.abs(residual) + np.abs(x).astype(np.float64) @ np.abs(values).T
+
+        def run(rows, x=x, residual=residual, weights=weights):
+            return np.array(
+                kernels.project_add(mx.array(x[rows]), weights, mx.array(residual[rows]))
+            )
+
+        together = run(slice(0, 17))
+        assert_near(together, expected, terms)
+        for start, end in [(0, 1), (16, 17), (2, 9), (0, 8), (3, 12)]:
+            assert same_bits(run(slice(start, end)), together[start:end]), (start, end)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=names)
+def test_embedding_gives_the_recorded_values(metal, format):
+    columns = max(512, format.block_len)
+    table, values = recorded_matrix(format, 12, columns)
+    for tokens in ([11], [3, 0, 11, 3, 5, 6, 7, 8, 9]):
+        padded = np.pad(tokens, (0, -len(tokens) % 8)).astype(np.int32)
+        found = np.array(Kernels(metal.metal_kernel).embed(mx.array(padded), len(tokens), table))
+        np.testing.assert_allclose(
+            found, values[tokens], rtol=1e-6, atol=2e-7 * np.abs(values).max()
+        )
+
+
+def norm_and_inputs(rows, columns):
+    norm = np.random.default_rng(3).uniform(0.5, 1.5, columns).astype(np.float32)
+    return norm, activations(rows, columns) * np.float32(3)
+
+
+@pytest.mark.parametrize("columns", [16, 64, 576, 896])
+def test_norm(metal, columns):
+    norm, x = norm_and_inputs(10, columns)
+    kernels = Kernels(metal.metal_kernel)
+    found = np.array(kernels.rms_norm(mx.array(x), mx.array(norm), EPS))
+    expected = normed(x, norm)
+    assert_near(found, expected, np.abs(expected))
+    assert same_bits(np.array(kernels.rms_norm(mx.array(x[4:5]), mx.array(norm), EPS)), found[4:5])
+
+
+def rows_alone_and_together(run, x):
+    """Results of 11 rows at once (normed by a kernel of their own), checked against 1 and 5."""
+    together = run(x)
+    for start, end in [(0, 1), (10, 11), (5, 10)]:
+        assert same_bits(run(x[start:end]), together[start:end]), (start, end)
+    return together
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_queries_keys_and_values_of_three_formats(metal, bias):
+    columns, counts = 256, (48, 16, 32)
+    kernels, (norm, x) = Kernels(metal.metal_kernel), norm_and_inputs(11, columns)
+    made = [
+        recorded_matrix(format, rows, columns, seed)
+        for seed, (format, rows) in enumerate(
+            zip((Format.Q4_K, Format.Q4_0, Format.Q6_K), counts, strict=True)
+        )
+    ]
+    added = activations(1, sum(counts), seed=4)[0] if bias else np.zeros(sum(counts))
+
+    def run(x):
+        given = mx.array(added) if bias else None
+        matrices = [matrix for matrix, _ in made]
+        return np.array(kernels.qkv(mx.array(x), mx.array(norm), EPS, matrices, given))
+
+    values = np.concatenate([values for _, values in made]).astype(np.float64)
+    n = normed(x, norm)
+    assert_near(
+        rows_alone_and_together(run, x),
+        n @ values.T + added,
+        np.abs(n) @ np.abs(values).T + np.abs(added),
+    )
+
+
+def test_gate_and_up(metal):
+    columns, outputs = 96, 37
+    kernels, (norm, x) = Kernels(metal.metal_kernel), norm_and_inputs(11, columns)
+    gate, gate_values = recorded_matrix(Format.Q4_1, outputs, columns)
+    up, up_values = recorded_matrix(Format.Q8_0, outputs, columns, seed=1)
+
+    def run(x):
+        return np.array(kernels.gate_up(mx.array(x), mx.array(norm), EPS, gate, up))
+
+    n = normed(x, norm)
+    g, u = n @ gate_values.T.astype(np.float64), n @ up_values.T.astype(np.float64)
+    wide = np.abs(n) @ np.abs(gate_values).T * (np.abs(u) + 1) + np.abs(n) @ np.abs(up_values).T * (
+        np.abs(g) + 1
+    )
+    with np.errstate(over="ignore"):
+        assert_near(rows_alone_and_together(run, x), silu(g) * u, wide)
+
+
+def test_gates_of_any_size_stay_finite(metal):
+    """silu of -200, -50, 0, 50 and 200: no exp overflows."""
+    gates = np.array([-200, -50, -1, 0, 1, 50, 200], np.float32)
+    weights = np.zeros((len(gates), 16), np.float32)
+    weights[:, 0] = gates
+    ones = np.zeros((len(gates), 16), np.float32)
+    ones[:, 0] = 1
+    gate, up = (
+        Matrix(mx.array(w.view(np.uint8).reshape(-1)), Format.F32, len(gates), 16)
+        for w in (weights, ones)
+    )
+    x = np.zeros((1, 16), np.float32)
+    x[0, 0] = 1
+    norm = np.ones(16, np.float32)
+    factor = normed(x, norm)[0, 0]
+    found = np.array(
+        Kernels(metal.metal_kernel).gate_up(mx.array(x), mx.array(norm), EPS, gate, up)
+    )
+    expected = silu(gates.astype(np.float64) * factor) * factor
+    np.testing.assert_allclose(found[0], expected, rtol=2e-6, atol=1e-30)
+
+
+def test_logits(metal):
+    columns, vocab = 64, 271
+    kernels, (norm, x) = Kernels(metal.metal_kernel), norm_and_inputs(11, columns)
+    head, values = recorded_matrix(Format.Q8_0, vocab, columns)
+
+    def run(x):
+        return np.array(kernels.logits(mx.array(x), mx.array(norm), EPS, head))
+
+    n = normed(x, norm)
+    assert_near(
+        rows_alone_and_together(run, x),
+        n @ values.T.astype(np.float64),
+        np.abs(n) @ np.abs(values).T,
+    )

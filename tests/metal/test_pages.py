@@ -1,0 +1,165 @@
+"""Pages are written in place: no buffer moves, no slab is copied, chunks stay few."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from llamay.errors import CancelledError, UsageError
+from llamay.formats import Format, KVLayout, KVPrecision
+from llamay.kv import Cache
+from llamay.mlx_kernels import Control, load_kernels
+from llamay.mlx_kernels.metal import MetalKernels, pages
+from llamay.model.decoder import Rows
+from tests.model.running import extend, load_tiny, new_cache, step, tokens
+from tests.tiny_models import TinyConfig
+
+
+@pytest.fixture
+def decoder(quick_metal, tmp_path):
+    kernels = MetalKernels(quick_metal.metal_kernel)
+    return load_tiny(tmp_path, TinyConfig(), Format.Q4_1, kernels)
+
+
+def chunks(cache):
+    return pages.PageMap(cache.store.slabs).chunks
+
+
+def addresses(cache):
+    return [
+        np.asarray(array).__array_interface__["data"][0]
+        for chunk in chunks(cache)
+        for array in chunk.layers
+    ]
+
+
+def contents(cache):
+    return [np.array(array) for chunk in chunks(cache) for array in chunk.layers]
+
+
+def test_steps_write_where_the_pages_are(decoder):
+    cache = new_cache(decoder)
+    first, second = cache.new_context(), cache.new_context()
+    extend(decoder, cache, first, tokens(70, seed=1))
+    extend(decoder, cache, second, tokens(3, seed=2))
+    before, written = addresses(cache), contents(cache)
+    step(decoder, cache, [(first, tokens(2, seed=3)), (second, [7])])
+    assert addresses(cache) == before
+    changed = [(a != b).any(axis=1).sum() for a, b in zip(written, contents(cache), strict=True)]
+    assert changed == [3] * len(changed)
+
+
+def test_a_second_reference_makes_the_buffer_move(decoder):
+    """The test above can fail."""
+    cache = new_cache(decoder)
+    context = cache.new_context()
+    extend(decoder, cache, context, tokens(3, seed=1))
+    before = addresses(cache)
+    held = [copy.copy(array) for chunk in chunks(cache) for array in chunk.layers]
+    extend(decoder, cache, context, [5])
+    assert len(held) == len(before)
+    assert not set(addresses(cache)) & set(before)
+
+
+def test_each_layer_is_written_before_anything_reads_it(decoder, monkeypatch):
+    """On Metal, what a step has read cannot be written in place before the step is done."""
+    events = []
+    write, attend = pages.Writer.write, decoder.kernels.kernels.attend
+
+    def noted_write(self, layer, stored):
+        events.append(("write", layer))
+        write(self, layer, stored)
+
+    def noted_attend(queries, positions, span, places, slabs, scale, layout):
+        layer = next(i for i, a in enumerate(chunks(cache)[0].layers) if a is slabs[0])
+        events.append(("read", layer))
+        return attend(queries, positions, span, places, slabs, scale, layout)
+
+    monkeypatch.setattr(pages.Writer, "write", noted_write)
+    monkeypatch.setattr(decoder.kernels.kernels, "attend", noted_attend)
+    cache = new_cache(decoder)
+    extend(decoder, cache, cache.new_context(), tokens(3, seed=1))
+    assert events == [("write", 0), ("read", 0), ("write", 1), ("read", 1)]
+
+
+def test_copy_on_write_copies_one_page_and_moves_nothing(decoder):
+    cache = new_cache(decoder)
+    context = cache.new_context()
+    extend(decoder, cache, context, tokens(70, seed=1))
+    child = context.fork()
+    before, written = addresses(cache), contents(cache)
+    child.reserve(1)
+    assert addresses(cache) == before
+    source, target = context.page_ids[1], child.page_ids[1]
+    assert source != target
+    assert context.page_ids[0] == child.page_ids[0]
+    for old, new in zip(written, contents(cache), strict=True):
+        old, new = (array.reshape(-1, 64, array.shape[1]) for array in (old, new))
+        assert np.array_equal(new[target], old[source])
+        others = np.arange(len(old)) != target
+        assert np.array_equal(new[others], old[others])
+
+
+def test_a_cancelled_step_leaves_what_contexts_hold_as_it_was(decoder):
+    cache = new_cache(decoder)
+    context = cache.new_context()
+    extend(decoder, cache, context, tokens(3, seed=1))
+    slabs, ids = cache.store.slabs, list(context.page_ids)
+    before = decoder.kernels.export_rows(slabs, ids, 0, 3)
+
+    class StopsLater(Control):
+        @property
+        def cancelled(self):
+            return self.operations_done >= 3
+
+    with pytest.raises(CancelledError):
+        decoder.forward(cache, [Rows(context, [5])], StopsLater())
+    assert np.array_equal(decoder.kernels.export_rows(slabs, ids, 0, 3), before)
+    plain = new_cache(decoder)
+    expected = extend(decoder, plain, plain.new_context(), [*tokens(3, seed=1), 6])[-1:]
+    assert np.array_equal(extend(decoder, cache, context, [6]), expected)
+
+
+def test_a_thousand_slabs_lie_in_few_chunks_and_go_with_the_last_page():
+    layout = KVLayout(1, 1, 16, 16)
+    kernels = MetalKernels(lambda **_: None)
+    cache = Cache(kernels, layout, pages_per_slab=1)
+    contexts = [cache.new_context() for _ in range(1000)]
+    for context in contexts:
+        context.reserve(1)
+    number = len(chunks(cache))
+    assert number <= pages.MAX_CHUNKS
+    places = pages.PageMap(cache.store.slabs).places(np.arange(1000, dtype=np.int32))
+    assert len(set(places.tolist())) == 1000
+    (pool,) = kernels._pools.values()
+    for context in contexts[:990]:
+        context.close()
+    number = len(chunks(cache))
+    assert number <= 2
+    for context in contexts[990:]:
+        context.close()
+    assert len(pool._chunks) <= 1  # of the store's spare slab
+
+
+@pytest.mark.parametrize("precision", list(KVPrecision))
+def test_exported_rows_are_those_that_were_imported(precision):
+    layout = KVLayout(3, 2, 16, 16, precision)
+    kernels = MetalKernels(lambda **_: None)
+    cache = Cache(kernels, layout, pages_per_slab=2)
+    context = cache.new_context()
+    context.reserve(70)
+    rows = np.random.default_rng(0).integers(0, 256, (70, layout.row_bytes), dtype=np.uint8)
+    kernels.import_rows(cache.store.slabs, context.page_ids, 0, rows)
+    found = kernels.export_rows(cache.store.slabs, context.page_ids, 3, 61)
+    assert np.array_equal(found, rows[3:61])
+    with pytest.raises(ValueError, match="outside the pages"):
+        kernels.export_rows(cache.store.slabs, context.page_ids, 3, 81)
+    with pytest.raises(ValueError, match="rows of"):
+        kernels.import_rows(cache.store.slabs, context.page_ids, 0, rows[:, 1:])
+    kernels.import_rows(cache.store.slabs, context.page_ids, 0, rows[:0])
+
+
+def test_without_metal_the_device_metal_is_refused():
+    with pytest.raises(UsageError, match="use --device cpu"):
+        load_kernels("metal")
+    assert load_kernels("auto").name.startswith("cpu")
