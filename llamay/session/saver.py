@@ -92,6 +92,8 @@ class Saver:
                 ready = self._ready()
                 closing = self._deadline is not None
                 node = next(iter(self._waiting)) if ready else None
+                if node is not None:
+                    del self._waiting[node]
             if node is not None:
                 self._save(node)
             elif closing:
@@ -123,10 +125,9 @@ class Saver:
             pass  # whoever uses the session hears of it by other ways; the text is in the journal
         except Exception as error:  # whatever it is, text goes on
             self._failed(error)
-            if self._deadline is None:
-                return
-        with self._wake:
-            self._waiting.pop(node, None)
+            with self._wake:
+                if self._deadline is None:
+                    self._waiting.setdefault(node)
 
     def _parts(self, node: int) -> Iterator[_Part]:
         """What is to be saved of a turn and those before it."""

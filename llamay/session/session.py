@@ -224,6 +224,7 @@ class Session:
 
     def regenerate(self, id: int, n: int = 1) -> list[int]:
         """Further answers to the user's turn that `id` is or answers, with seeds not used yet."""
+        self._require()
         with self._lock:
             node = self.tree.node(id)
             user = node if node.role == "user" else self.tree.node(node.parent)
@@ -244,6 +245,7 @@ class Session:
 
     def resume(self, answer_id: int) -> None:
         """Goes on with an interrupted, stopped or failed answer as if it had never ended."""
+        self._require()
         with self._lock:
             node = self.tree.node(answer_id)
             if node.role != "assistant" or node.state not in _RESUMABLE:

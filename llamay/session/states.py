@@ -72,7 +72,7 @@ class Saved:
 
 
 def saved(tree: Tree, id: int, weights: str) -> Saved:
-    """What the segments of the turns on a path hold, up to the first gap.
+    """What the segments of the turns on a path hold, from its beginning to the first gap.
 
     weights: weights_sha256 of the model; what others computed does not count
     """
@@ -80,19 +80,15 @@ def saved(tree: Tree, id: int, weights: str) -> Saved:
     end = 0
     for node in map(tree.node, tree.path(id)[1:]):
         start = tree.start(node.id)
-        if start < end:
-            end = start
-            while files and files[-1].start >= end:
-                files.pop()
-        if end < start or (node.segments and node.model != weights):
-            break
+        while files and files[-1].start >= start:
+            files.pop()
+        end = min(end, start)
+        if node.model != weights:
+            continue
         for segment in node.segments:
-            if segment.start > end:
-                break
-            files.append(segment)
-            end = segment.end
-        if end < start + len(node.ids):
-            break
+            if segment.start <= end:
+                files.append(segment)
+                end = segment.end
     return Saved(tuple(files), end)
 
 

@@ -16,7 +16,7 @@ from llamay.session.tree import Tree
 
 E = TypeVar("E")
 
-LONG = "one two three four five six seven eight nine ten " * 41  # 2,050 tokens of a tiny model
+LONG = "one two three four five six seven eight nine ten " * 46  # over 2,000 tokens of a tiny model
 
 
 @dataclass
