@@ -153,5 +153,5 @@ class Inspector(VerticalScroll, can_focus=False):
 
 def _table(rows: list[tuple[str, str]]) -> Content:
     return Content("\n").join(
-        Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), value) for label, value in rows
+        Content.assemble((f"{label:<{_LABEL}}", text.MUTED), value) for label, value in rows
     )

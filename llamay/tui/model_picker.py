@@ -113,7 +113,7 @@ class ModelPicker(ModalScreen[str | None]):
         name = f"{sign} {text.one_line(entry.name)}"
         if not entry.supported:
             row = f"{name}  {text.one_line(entry.reason or '')}"
-            return Content(text.fit(row, width)).stylize("$text-muted")
+            return Content(text.fit(row, width)).stylize(text.MUTED)
         figures = (
             f"{text.one_line(entry.architecture or '-'):>8}"
             f"{text.one_line(entry.quantisation or '-'):>8}"
@@ -121,7 +121,7 @@ class ModelPicker(ModalScreen[str | None]):
             f"  {text.fit(text.one_line(entry.store), 13)}"
         )
         room = max(width - cell_len(figures), 8)
-        return Content.assemble(text.fit(name, room), (figures, "$text-muted"))
+        return Content.assemble(text.fit(name, room), (figures, text.MUTED))
 
     @property
     def _chosen(self) -> str | None:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from llamay.tui.keys import bindings
 from llamay.tui.screen_keys import PAGE_MAP
-from llamay.tui.text import count
+from llamay.tui.text import MUTED, count
 
 if TYPE_CHECKING:
     from llamay.session.states import PageCell
@@ -111,7 +111,7 @@ class PageMap(Widget, can_focus=True):
 
     def render(self) -> RenderResult:
         if not self.cells:
-            return Content("no pages yet: the first message makes them").stylize("$text-muted")
+            return Content("no pages yet: the first message makes them").stylize(MUTED)
         return Content("\n").join(
             self._row(start) for start in range(0, len(self.cells), self._per_row)
         )
@@ -127,7 +127,7 @@ class PageMap(Widget, can_focus=True):
         first = count(self.cells[start].start)
         gap = self.size.width - self._per_row - len(first)
         if gap > 0:
-            parts += [" " * (self._per_row - (end - start) + gap), (first, "$text-muted")]
+            parts += [" " * (self._per_row - (end - start) + gap), (first, MUTED)]
         return Content.assemble(*parts)
 
     def action_move(self, step: str) -> None:

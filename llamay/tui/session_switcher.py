@@ -102,8 +102,8 @@ class SessionSwitcher(ModalScreen[str | None]):
                 f"{text.size(entry.bytes):>10}{text.ago(time.time() - entry.updated):>8}"
             )
         room = max(width - cell_len(figures) - 1, 8)
-        faint = "" if _openable(entry, self._current) else "$text-muted"
-        return Content.assemble((text.fit(name, room), faint), " ", (figures, "$text-muted"))
+        faint = "" if _openable(entry, self._current) else text.MUTED
+        return Content.assemble((text.fit(name, room), faint), " ", (figures, text.MUTED))
 
     @property
     def _chosen(self) -> Entry | None:

@@ -5,6 +5,10 @@ import re
 
 from rich.cells import cell_len, set_cell_size
 
+# The style of less important text within a Content, where `$text-muted` is not muted: it has no
+# background to be mixed with.
+MUTED = "$foreground 60%"
+
 # What a terminal obeys or what moves text out of its column: control characters (tab and line feed
 # apart), line and paragraph separators, surrogates, and marks that turn the direction of what
 # follows. Other format characters join letters and emoji, and stay.
@@ -56,7 +60,7 @@ def size(num_bytes: int) -> str:
     while value >= 999.5 and len(units) > 1:
         value /= 1024
         units.pop(0)
-    return f"{value:.1f} {units[0]}" if value < 99.95 else f"{value:.0f} {units[0]}"
+    return f"{value:.1f} {units[0]}" if value < 9.95 else f"{value:.0f} {units[0]}"
 
 
 def size_of(num_bytes: int, all_bytes: int) -> str:

@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from llamay.tui.keys import bindings
 from llamay.tui.screen_keys import TOKENS
-from llamay.tui.text import clean, count, share
+from llamay.tui.text import MUTED, clean, count, share
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -70,7 +70,7 @@ class TokenView(Widget, can_focus=True):
     def render(self) -> RenderResult:
         index = self.index
         if index < 0:
-            return Content(self.figures()).stylize("$text-muted")
+            return Content(self.figures()).stylize(MUTED)
         bars = Content.assemble(
             *(
                 (_bar(self._logprobs[i]), "reverse" if i == index else "$text-primary")
@@ -79,7 +79,7 @@ class TokenView(Widget, can_focus=True):
         )
         place = f"{count(index + 1)} of {count(len(self._pieces))}"
         return Content("\n").join(
-            [bars, self._around(), Content(self.figures()), Content(place).stylize("$text-muted")]
+            [bars, self._around(), Content(self.figures()), Content(place).stylize(MUTED)]
         )
 
     def _around(self) -> Content:

@@ -119,7 +119,7 @@ def test_the_default_model_is_pulled_with_progress_and_then_chosen(store):
 
     async def scenario(pilot, screen):
         await pilot.press("j", "enter")
-        await until(pilot, lambda: "46.0 MiB of 92.0 MiB" in said(screen))
+        await until(pilot, lambda: "46 MiB of 92 MiB" in said(screen))
         assert "█" * 12 + "░" * 12 in said(screen)
         go_on.set()
         await until(pilot, lambda: pilot.app.result == ["smollm2:135m"])
