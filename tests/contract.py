@@ -22,13 +22,14 @@ from llamay.mlx_kernels import (
     Operation,
     Program,
 )
+from tests.block_codes import SUPERBLOCKS, block_codes
 from tests.oracle import dequantise
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-BLOCK, LANES, RUN = 32, 16, 256
+BLOCK, SUPERBLOCK, LANES, RUN = 32, 256, 16, 256
 ZERO, ONE = np.float32(0), np.float32(1)
 TINY_SCALE = np.float32(2.0**-100)
 
@@ -86,62 +87,77 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     return x * scale[:, None] * weight
 
 
-def quantise_activations(x: F32, planes: int) -> tuple[Int, F32, F32]:
-    """Integers [rows, blocks, 32], their scale and scale * sum [rows, blocks].
+def quantise_activations(x: F32, planes: int, span: int) -> tuple[list[Int], F32]:
+    """Integers of each plane [rows, spans, span], and the scale [rows, spans] of the last plane's.
 
-    One plane: 8 bits. Two: 256 * the first plus what it left over, times 256, as 8 bits more.
+    One plane: 8 bits. Two: x is scale * (256 * the first + the second); the second is what the
+    first left over, times 256, as 8 bits more.
     """
-    blocks = x.reshape(len(x), -1, BLOCK)
+    blocks = x.reshape(len(x), -1, span)
     finite = np.isfinite(blocks).all(axis=2)
     scale = np.where(finite, np.abs(blocks).max(axis=2) / np.float32(127), np.float32(np.nan))
     live = scale >= TINY_SCALE
     quotient = blocks / np.where(live, scale, ONE)[:, :, None]
     coarse = np.rint(np.clip(quotient, -127, 127))
-    integers = coarse.astype(np.int64)
+    integers = [coarse]
     if planes == 2:
-        fine = np.rint(np.clip((quotient - coarse) * np.float32(256), -127, 127))
-        integers = 256 * integers + fine.astype(np.int64)
+        integers.append(np.rint(np.clip((quotient - coarse) * np.float32(256), -127, 127)))
         scale = scale / np.float32(256)
-    integers = np.where(live[:, :, None], integers, 0)
-    scale = np.where(live | ~finite, scale, ZERO)
-    return integers, scale, scale * integers.sum(axis=2).astype(np.float32)
-
-
-def quantised_weights(format: Format, data: bytes, rows: int) -> tuple[Int, F32, F32 | None]:
-    """Integers [rows, blocks, 32], scales [rows, blocks], and minima where the format has them.
-
-    Block layouts as in ggml's `ggml-common.h`.
-    """
-    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1, format.block_bytes)
-
-    def half(offset: int) -> F32:
-        raw = np.ascontiguousarray(blocks[:, :, offset : offset + 2])
-        return raw.view("<f2")[:, :, 0].astype(np.float32)
-
-    if format is Format.Q8_0:
-        return blocks[:, :, 2:].view(np.int8).astype(np.int64), half(0), None
-    quants = blocks[:, :, 4 if format is Format.Q4_1 else 2 :]
-    integers = np.concatenate([quants & 15, quants >> 4], axis=2).astype(np.int64)
-    if format is Format.Q4_0:
-        return integers - 8, half(0), None
-    return integers, half(0), half(2)
+    integers = [np.where(live[:, :, None], plane, 0).astype(np.int64) for plane in integers]
+    return integers, np.where(live | ~finite, scale, ZERO)
 
 
 def matmul(weights: Tensor, planes: int, x: F32) -> F32:
     """[rows of x, rows of weights]: the contract's third rule."""
-    acc = np.zeros((len(x), weights.rows), np.float32)
-    if weights.format in (Format.F32, Format.F16):
+    if weights.format in (Format.F32, Format.F16, Format.BF16):
+        acc = np.zeros((len(x), weights.rows), np.float32)
         dense = dequantise(weights.format, weights.data, weights.shape)
         for k in range(weights.columns):
             acc = fma(dense[None, :, k], x[:, k, None], acc)
         return acc
-    integers, scales, minima = quantised_weights(weights.format, bytes(weights.data), weights.rows)
-    x_integers, x_scales, x_sums = quantise_activations(x, planes)
+    if weights.format in SUPERBLOCKS:
+        return _matmul_of_superblocks(weights, planes, x)
+    return _matmul_of_blocks(weights, planes, x)
+
+
+def _matmul_of_blocks(weights: Tensor, planes: int, x: F32) -> F32:
+    acc = np.zeros((len(x), weights.rows), np.float32)
+    blocks = block_codes(weights.format, weights.data)
+    codes = blocks.codes.reshape(weights.rows, -1, BLOCK)
+    scales = blocks.scale.reshape(weights.rows, -1)
+    minima = None if blocks.minimum is None else blocks.minimum.reshape(weights.rows, -1)
+    by_plane, x_scales = quantise_activations(x, planes, BLOCK)
+    x_integers = sum(plane * 256 ** (planes - 1 - i) for i, plane in enumerate(by_plane))
+    x_sums = x_scales * x_integers.sum(axis=2).astype(np.float32)
     for b in range(scales.shape[1]):
-        isum = (x_integers[:, b] @ integers[:, b].T).astype(np.float32)
+        isum = (x_integers[:, b] @ codes[:, b].T).astype(np.float32)
         acc = fma(scales[None, :, b] * x_scales[:, b, None], isum, acc)
         if minima is not None:
             acc = fma(minima[None, :, b], x_sums[:, b, None], acc)
+    return acc
+
+
+def _matmul_of_superblocks(weights: Tensor, planes: int, x: F32) -> F32:
+    acc = np.zeros((len(x), weights.rows), np.float32)
+    blocks = block_codes(weights.format, weights.data)
+    assert blocks.sub_scales is not None
+    shape = (weights.rows, -1, SUPERBLOCK)
+    weighed = (blocks.codes * blocks.each_weights(blocks.sub_scales)).reshape(shape)
+    scales = blocks.scale.reshape(weights.rows, -1)
+    by_plane, x_scales = quantise_activations(x, planes, SUPERBLOCK)
+    for s in range(scales.shape[1]):
+        value = np.zeros_like(acc)
+        for plane in by_plane:
+            isum = (plane[:, s] @ weighed[:, s].T).astype(np.float32)
+            value = fma(np.float32(256), value, isum)
+        acc = fma(scales[None, :, s] * x_scales[:, s, None], value, acc)
+        if blocks.sub_minima is None or blocks.minimum is None:
+            continue
+        minima = blocks.each_weights(blocks.sub_minima).reshape(shape)[:, s]
+        x_integers = sum(plane[:, s] * 256 ** (planes - 1 - i) for i, plane in enumerate(by_plane))
+        taken = -(x_integers @ minima.T)
+        minimum = blocks.minimum.reshape(weights.rows, -1)[None, :, s]
+        acc = fma(minimum * x_scales[:, s, None], taken.astype(np.float32), acc)
     return acc
 
 

@@ -12,64 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamay.formats import Format
+from tests.block_codes import block_codes
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Bytes = bytes | memoryview
 
 
-def _blocks(data: Bytes, format: Format) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8).reshape(-1, format.block_bytes)
-
-
-def _f16(columns: NDArray[np.uint8]) -> F32:
-    """Reads little-endian float16 from the last axis, two bytes each."""
-    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: NDArray[np.uint8]) -> F32:
-    """16 bytes -> 32 numbers 0..15: first all low nibbles, then all high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-
-
-def _f32_weights(data: Bytes) -> F32:
-    return np.frombuffer(data, "<f4").astype(np.float32)
-
-
-def _f16_weights(data: Bytes) -> F32:
-    return np.frombuffer(data, "<f2").astype(np.float32)
-
-
-def _q4_0_weights(data: Bytes) -> F32:
-    blocks = _blocks(data, Format.Q4_0)
-    return _f16(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - np.float32(8))
-
-
-def _q4_1_weights(data: Bytes) -> F32:
-    blocks = _blocks(data, Format.Q4_1)
-    return _f16(blocks[:, :2]) * _nibbles(blocks[:, 4:]) + _f16(blocks[:, 2:4])
-
-
-def _q8_0_weights(data: Bytes) -> F32:
-    blocks = _blocks(data, Format.Q8_0)
-    return _f16(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
-
-
-_DEQUANTISERS: dict[Format, Callable[[Bytes], F32]] = {
-    Format.F32: _f32_weights,
-    Format.F16: _f16_weights,
-    Format.Q4_0: _q4_0_weights,
-    Format.Q4_1: _q4_1_weights,
-    Format.Q8_0: _q8_0_weights,
-}
-
-
 def dequantise(format: Format, data: Bytes, shape: Sequence[int]) -> F32:
     """The float32 values of a tensor's bytes, in numpy's shape (outermost first).
 
-    Block layouts as in ggml's `ggml-common.h`. Raises KeyError for a format not in the table.
+    Block layouts as in ggml's `ggml-common.h`.
     """
-    return _DEQUANTISERS[format](data).reshape(shape)
+    match format:
+        case Format.F32:
+            values = np.frombuffer(data, "<f4").astype(np.float32)
+        case Format.F16:
+            values = np.frombuffer(data, "<f2").astype(np.float32)
+        case Format.BF16:
+            values = (np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)).view(np.float32)
+        case _:
+            values = block_codes(format, data).values()
+    return values.reshape(shape)
 
 
 def _yarn_frequencies(frequencies: F64, rope: Callable[..., Any], head_dim: int) -> F64:

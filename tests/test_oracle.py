@@ -8,17 +8,16 @@ import pytest
 
 from llamay.formats import Format
 from tests.oracle import dequantise, forward
+from tests.quantisers import quantise
 from tests.tiny_models import (
     TinyConfig,
     float_weights,
     interleave_rope_rows,
-    quantise,
     tiny_metadata,
     tiny_tensors,
 )
 
 TESTDATA = Path(__file__).resolve().parent.parent / "testdata"
-ORACLE_FORMATS = (Format.F32, Format.F16, Format.Q4_0, Format.Q4_1, Format.Q8_0)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_oracle_gives_the_logits_of_transformers(path):
     assert np.abs(logits - recorded["logits"]).max() < 2e-5
 
 
-@pytest.mark.parametrize("format", ORACLE_FORMATS)
+@pytest.mark.parametrize("format", Format, ids=lambda format: format.name)
 def test_dequantised_values_have_the_bits_of_gguf_py(format):
     recorded = np.load(TESTDATA / "quants" / f"{format.name.lower()}.npz")
     blocks, values = recorded["blocks"], recorded["values"]
@@ -43,23 +42,41 @@ def test_dequantised_values_have_the_bits_of_gguf_py(format):
     np.testing.assert_array_equal(ours.view(np.uint32), values.view(np.uint32))
 
 
-# Half a step of the block's scale, in units of its largest weight, plus float16's rounding.
-@pytest.mark.parametrize(
-    ("format", "largest_error"),
-    [(Format.Q4_0, 1 / 8), (Format.Q4_1, 1 / 15), (Format.Q8_0, 0.5 / 127)],
-)
-def test_quantised_weights_are_within_the_formats_step(format, largest_error):
-    weights = float_weights(TinyConfig())["blk.0.ffn_gate.weight"]
+# Half a step of a block's scale (one step in formats whose range has a largest value of one sign
+# only), in units of its largest weight or, with minima, its range; plus what rounding the scales
+# and minima of sub-blocks to a few bits adds.
+STEPS = {
+    Format.F16: 2**-11,
+    Format.BF16: 2**-7,
+    Format.Q4_0: 1 / 8,
+    Format.Q4_1: 1 / 15,
+    Format.Q5_0: 1 / 16,
+    Format.Q5_1: 1 / 31,
+    Format.Q8_0: 0.5 / 127,
+    Format.IQ4_NL: 0.13,
+    Format.Q2_K: 0.5 / 3 * 2 + 1 / 15,
+    Format.Q3_K: 1 / 3.5,
+    Format.Q4_K: 0.5 / 15 * 2 + 1 / 63,
+    Format.Q5_K: 0.5 / 31 * 2 + 1 / 63,
+    Format.Q6_K: 1 / 32 + 1 / 127,
+    Format.IQ4_XS: 0.17,
+}
+
+
+@pytest.mark.parametrize("format", STEPS, ids=lambda format: format.name)
+def test_quantised_weights_are_within_the_formats_step(format):
+    weights = float_weights(TinyConfig(hidden=256))["blk.0.ffn_gate.weight"]
     back = dequantise(format, quantise(weights, format), weights.shape)
-    error = np.abs(back - weights).reshape(-1, 32).max(axis=1)
-    largest = np.abs(weights).reshape(-1, 32).max(axis=1)
-    assert (error <= largest * (largest_error + 2**-9)).all()
+    length = format.block_len if format.block_len > 1 else 32
+    error = np.abs(back - weights).reshape(-1, length).max(axis=1)
+    largest = np.abs(weights).reshape(-1, length).max(axis=1)
+    assert (error <= largest * (STEPS[format] + 2**-9)).all()
 
 
-def test_zero_blocks_quantise_to_zero_weights():
-    for format in ORACLE_FORMATS:
-        data = quantise(np.zeros((2, 32), np.float32), format)
-        assert not dequantise(format, data, (2, 32)).any()
+@pytest.mark.parametrize("format", Format, ids=lambda format: format.name)
+def test_zero_blocks_quantise_to_zero_weights(format):
+    data = quantise(np.zeros((2, 256), np.float32), format)
+    assert not dequantise(format, data, (2, 256)).any()
 
 
 def test_interleaving_puts_each_rope_pair_side_by_side():

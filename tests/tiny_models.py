@@ -4,8 +4,9 @@ Weights are random integers times a power of two: no transcendental function and
 takes part, so `float_weights` gives the same bits everywhere, and so do the files written.
 """
 
+import itertools
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from llamay.formats import Format
 from tests.gguf_writer import TensorData, write_gguf
+from tests.quantisers import quantise
 
 F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 RopeKind = Literal["none", "linear", "llama3", "yarn"]
 
 # Chosen so that with heads of 16 or 32 some pairs are kept, some blended and some interpolated.
@@ -152,61 +153,14 @@ def llama3_rope_factors(config: TinyConfig) -> F32:
     return (1 / (kept + (1 - kept) / LLAMA3["factor"])).astype(np.float32)
 
 
-def _inverse(scale: F32) -> F32:
-    return np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+def tiny_tensors(
+    config: TinyConfig, format: Format | Sequence[Format] = Format.F32
+) -> dict[str, TensorData]:
+    """The file's tensors: matrices in `format`, vectors in F32, q and k as the file has them.
 
-
-def _pack_nibbles(quants: NDArray[Any]) -> Bytes:
-    """[blocks, 32] numbers 0..15 -> [blocks, 16] bytes: first half low, second half high."""
-    low, high = quants[:, :16].astype(np.uint8), quants[:, 16:].astype(np.uint8)
-    packed: Bytes = low | (high << np.uint8(4))
-    return packed
-
-
-def _scale_bytes(scale: F32) -> Bytes:
-    return scale.astype("<f2").view(np.uint8)
-
-
-def _quantise_q4_0(x: F32) -> Bytes:
-    """w = d * (q - 8); the weight of largest size becomes q = 0."""
-    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
-    d = (extreme / -8).astype("<f2").astype(np.float32)
-    quants = np.clip(np.rint(x * _inverse(d)) + 8, 0, 15)
-    return np.concatenate([_scale_bytes(d), _pack_nibbles(quants)], axis=1)
-
-
-def _quantise_q4_1(x: F32) -> Bytes:
-    """w = d * q + m with m the least weight."""
-    m = x.min(axis=1, keepdims=True).astype("<f2").astype(np.float32)
-    d = ((x.max(axis=1, keepdims=True) - m) / 15).astype("<f2").astype(np.float32)
-    quants = np.clip(np.rint((x - m) * _inverse(d)), 0, 15)
-    return np.concatenate([_scale_bytes(d), _scale_bytes(m), _pack_nibbles(quants)], axis=1)
-
-
-def _quantise_q8_0(x: F32) -> Bytes:
-    """w = d * q with q in -127..127."""
-    d = (np.abs(x).max(axis=1, keepdims=True) / 127).astype("<f2").astype(np.float32)
-    quants = np.clip(np.rint(x * _inverse(d)), -127, 127).astype(np.int8)
-    return np.concatenate([_scale_bytes(d), quants.view(np.uint8)], axis=1)
-
-
-_QUANTISERS: dict[Format, Callable[[F32], Bytes]] = {
-    Format.F32: lambda x: x.astype("<f4").view(np.uint8),
-    Format.F16: lambda x: x.astype("<f2").view(np.uint8),
-    Format.Q4_0: _quantise_q4_0,
-    Format.Q4_1: _quantise_q4_1,
-    Format.Q8_0: _quantise_q8_0,
-}
-
-
-def quantise(weights: F32, format: Format) -> bytes:
-    """The bytes of a tensor in `format`; rows are a multiple of its block length."""
-    assert weights.shape[-1] % format.block_len == 0
-    return _QUANTISERS[format](weights.reshape(-1, format.block_len)).tobytes()
-
-
-def tiny_tensors(config: TinyConfig, format: Format = Format.F32) -> dict[str, TensorData]:
-    """The file's tensors: matrices in `format`, vectors in F32, q and k as the file has them."""
+    Of several formats the matrices take one after the other, and begin again.
+    """
+    formats = itertools.cycle([format] if isinstance(format, Format) else format)
     weights = float_weights(config)
     if config.rope == "llama3":
         weights["rope_freqs.weight"] = llama3_rope_factors(config)
@@ -215,7 +169,7 @@ def tiny_tensors(config: TinyConfig, format: Format = Format.F32) -> dict[str, T
         if config.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             heads = config.heads if name.endswith("attn_q.weight") else config.kv_heads
             values = interleave_rope_rows(values, heads)
-        tensor_format = format if values.ndim == 2 else Format.F32
+        tensor_format = next(formats) if values.ndim == 2 else Format.F32
         data = quantise(values, tensor_format)
         tensors[name] = TensorData(tensor_format, values.shape, data)
     return tensors
@@ -271,6 +225,8 @@ def tiny_metadata(config: TinyConfig) -> dict[str, Any]:
     }
 
 
-def write_tiny_model(path: Path, config: TinyConfig, format: Format = Format.F32) -> None:
+def write_tiny_model(
+    path: Path, config: TinyConfig, format: Format | Sequence[Format] = Format.F32
+) -> None:
     """Writes a whole model file: weights, tokenizer, chat template."""
     write_gguf(path, tiny_metadata(config), tiny_tensors(config, format))

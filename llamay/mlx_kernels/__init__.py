@@ -16,6 +16,11 @@ The numerics contract, which every exact kernel set keeps:
    are quantised with scale = max|x| / 127, q = round_to_even(x / scale); those of queries, keys,
    values and logits in a second plane too, round_to_even(256 * (x / scale - q)), and scale / 256;
    a block with a value that is not finite has a scale of NaN.
+   Formats of superblocks (Q2_K to Q6_K, IQ4_XS) do so for each 256 weights, and quantise
+   activations in blocks of 256: isum weighs each sub-block's integer sum with its integer scale,
+   and of two planes value = fma(256, float(isum of the first), float(isum of the second)) stands
+   for float(isum); minima then acc = fma(min_w * scale_x, -float(sum of m * sum_x), acc), where m
+   is a sub-block's integer minimum and sum_x the exact sum of the activations that it meets.
    Float weights: one ascending fma chain per row. q.k: one chain per position, ascending in the
    head dimension. Other sums: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed
    tree.

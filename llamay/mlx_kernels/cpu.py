@@ -104,7 +104,7 @@ class CpuKernels:
         return f"cpu-v{CONTRACT_VERSION}"
 
     def prepare(self, program: Program) -> RunStep:
-        """See `KernelSet`. Raises UnsupportedModelError for a format without a CPU kernel."""
+        """See `KernelSet`. Raises UnsupportedModelError for a norm or bias that is not float32."""
         packed = _PackedWeights(program, self.threads)
         compiled = _cpu.Program(
             self.kernel_set,
@@ -216,13 +216,7 @@ class _PackedWeights:
 
 
 def _packed_bytes(tensor: Tensor) -> int:
-    try:
-        return _cpu.packed_bytes(tensor.format.type_id, tensor.rows, tensor.columns)
-    except ValueError as error:
-        raise UnsupportedModelError(
-            f"tensor {tensor.name!r}: {tensor.format.name} has no CPU kernel yet ({error}); "
-            "use another quantisation of the model"
-        ) from None
+    return _cpu.packed_bytes(tensor.format.type_id, tensor.rows, tensor.columns)
 
 
 def _matrices(operation: Operation) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,21 @@ from numpy.typing import NDArray
 
 from llamay.formats import Format, KVPrecision
 from llamay.mlx_kernels import _cpu
-from tests.mlx_kernels.small_model import FORMATS, SmallModel, tokens
-from tests.tiny_models import TinyConfig, quantise, random_integers
+from tests.block_codes import SUPERBLOCKS
+from tests.mlx_kernels.small_model import FORMATS, MIXED, SmallModel, tokens
+from tests.quantisers import quantise
+from tests.tiny_models import TinyConfig, random_integers
 
 F32 = NDArray[np.float32]
 
 DECODE = 4
 ROWS, COLUMNS = 37, 96  # neither a multiple of the 16 lanes nor a single block
+WIDE_COLUMNS = 512
 ACTIVATION_ROWS = (1, 2, 3, 7, 13)  # tiles of every width, whole and padded
-# (model, format, tokens of prefill, KV precision); the long ones' attention merges two runs of 256
-# positions.
+NEW_FORMATS = tuple(format for format in Format if format not in FORMATS)
+WIDE = {"hidden": 256, "ffn": 256, "head_dim": 64, "layers": 1}  # for superblocks of 256
+# (model, format or formats, tokens of prefill, KV precision); the long ones' attention merges two
+# runs of 256 positions.
 MODELS = {
     **{
         f"llama {format.name}": (TinyConfig(rope="llama3"), format, 40, KVPrecision.F32)
@@ -38,6 +43,16 @@ MODELS = {
         f"qwen2 {format.name}": (TinyConfig(arch="qwen2"), format, 40, KVPrecision.F32)
         for format in FORMATS
     },
+    **{
+        f"llama {format.name}": (
+            TinyConfig(**WIDE) if format in SUPERBLOCKS else TinyConfig(),
+            format,
+            40,
+            KVPrecision.F32,
+        )
+        for format in NEW_FORMATS
+    },
+    "qwen2 mixed": (TinyConfig(**WIDE | {"arch": "qwen2"}), MIXED, 40, KVPrecision.F32),
     "llama yarn long": (TinyConfig(rope="yarn", layers=1), Format.Q4_1, 270, KVPrecision.F32),
     **{
         f"llama kv {precision.value}": (TinyConfig(), Format.Q4_1, 270, precision)
@@ -53,7 +68,11 @@ def _digest(*parts: bytes) -> str:
 
 
 def model_logits(
-    kernel_set: str, config: TinyConfig, format: Format, prefill: int, precision: KVPrecision
+    kernel_set: str,
+    config: TinyConfig,
+    format: Format | Sequence[Format],
+    prefill: int,
+    precision: KVPrecision,
 ) -> Iterator[bytes]:
     """Of every row of a prefill in chunks and a few decode steps."""
     ids = tokens(prefill + DECODE, seed=1)
@@ -65,13 +84,22 @@ def model_logits(
         yield logits.tobytes()
 
 
+def columns_of(format: Format) -> int:
+    return WIDE_COLUMNS if format in SUPERBLOCKS else COLUMNS
+
+
 def crafted_weights(format: Format) -> bytes:
-    """Random blocks, and for 8 bits the extremes that saturating products get wrong."""
-    weights = (random_integers(2, "weights", ROWS * COLUMNS) * 2.0**-15).astype(np.float32)
-    if format is not Format.Q8_0:
-        return quantise(weights.reshape(ROWS, COLUMNS), format)
-    blocks = np.frombuffer(quantise(weights.reshape(ROWS, COLUMNS), format), np.uint8)
-    blocks = blocks.reshape(-1, format.block_bytes).copy()
+    """Random blocks, some with the extreme codes that saturating products get wrong."""
+    columns = columns_of(format)
+    weights = (random_integers(2, "weights", ROWS * columns) * 2.0**-15).astype(np.float32)
+    data = quantise(weights.reshape(ROWS, columns), format)
+    if format not in (Format.Q8_0, *SUPERBLOCKS):
+        return data
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, format.block_bytes).copy()
+    if format in SUPERBLOCKS:
+        blocks[0::5, 20:80] = 0x80  # codes in all of these formats
+        blocks[1::5, 20:80] = 0xFF
+        return blocks.tobytes()
     blocks[0::5, 2:] = 0x80  # -128
     blocks[1::5, 2:] = np.where(np.arange(32) % 2, 0x80, 0x7F)
     blocks[2::5, 1] |= 0x80  # a negative scale
@@ -79,25 +107,26 @@ def crafted_weights(format: Format) -> bytes:
     return blocks.tobytes()
 
 
-def crafted_activations(rows: int) -> F32:
+def crafted_activations(rows: int, columns: int) -> F32:
     """Rows of random values, among them all +-maximum, zeros, halves, tiny and huge ones."""
-    x = (random_integers(3, "activations", rows * COLUMNS) * 2.0**-12).astype(np.float32)
-    x = x.reshape(rows, COLUMNS)
+    x = (random_integers(3, "activations", rows * columns) * 2.0**-12).astype(np.float32)
+    x = x.reshape(rows, columns)
     x[0::4, :32] = np.where(np.arange(32) % 2, -8, 8)
     x[1::4, 32:64] = 0
-    x[1::4, 64:] = np.arange(32) - 15.5
+    x[1::4, 64:96] = np.arange(32) - 15.5
     x[2::4] *= np.float32(2.0**-120)
     x[3::4, :64] *= np.float32(2.0**100)
     return x
 
 
 def matmul(kernel_set: str, format: Format, planes: int) -> Iterator[bytes]:
-    source, shape = crafted_weights(format), (format.type_id, ROWS, COLUMNS)
+    source, shape = crafted_weights(format), (format.type_id, ROWS, columns_of(format))
     packed = bytearray(_cpu.packed_bytes(*shape))
     _cpu.pack(*shape, source, packed)
     for rows in ACTIVATION_ROWS:
         out = np.empty((rows, ROWS), np.float32)
-        _cpu.matmul(kernel_set, *shape, packed, planes, crafted_activations(rows), out)
+        x = crafted_activations(rows, columns_of(format))
+        _cpu.matmul(kernel_set, *shape, packed, planes, x, out)
         yield out.tobytes()
 
 
@@ -120,7 +149,7 @@ def digests(kernel_set: str) -> dict[str, str]:
         f"logits {name}": _digest(*model_logits(kernel_set, *model))
         for name, model in MODELS.items()
     }
-    for format, planes in itertools.product(FORMATS, (1, 2)):
+    for format, planes in itertools.product((*FORMATS, *NEW_FORMATS), (1, 2)):
         items[f"matmul {format.name} {planes}"] = _digest(*matmul(kernel_set, format, planes))
     for kind in LOGITS:
         total = _cpu.log_sum_exp(kernel_set, logits(kind))

@@ -16,6 +16,11 @@ from llamay.model.spec import read_spec
 from tests.tiny_models import VOCAB, TinyConfig, random_integers, write_tiny_model
 
 FORMATS = (Format.F32, Format.F16, Format.Q4_0, Format.Q4_1, Format.Q8_0)
+# For the matrices in turn, so that products of one layer read activations of both kinds.
+MIXED = (
+    Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q8_0, Format.Q5_K, Format.BF16, Format.Q2_K,
+    Format.IQ4_NL, Format.Q3_K, Format.Q5_1, Format.IQ4_XS, Format.Q4_0, Format.F16,
+)  # fmt: skip
 PAGE_TOKENS = 16
 
 
@@ -31,7 +36,7 @@ class SmallModel:
     def __init__(
         self,
         config: TinyConfig,
-        format: Format,
+        format: Format | Sequence[Format],
         kernel_set: str,
         *,
         threads: int = 1,

@@ -12,16 +12,17 @@ import numpy as np
 
 from llamay.formats import Format
 from llamay.mlx_kernels import Control, _cpu
-from tests.mlx_kernels.small_model import FORMATS, SmallModel, tokens
+from tests.mlx_kernels.small_model import FORMATS, MIXED, SmallModel, tokens
 from tests.tiny_models import TinyConfig
 
 ROUNDS, DECODES = 3, 12
 BATCH = 7  # enough rows for every job of a step to be shared among threads
 
 
-def run_steps(threads: int, format: Format, kernel_set: str) -> bytes:
+def run_steps(threads: int, format: Format | tuple[Format, ...], kernel_set: str) -> bytes:
     """Logits of a prefill, and of decode steps of one row and of a batch, on a new pool."""
-    config = TinyConfig(layers=1)
+    wide = {} if isinstance(format, Format) else {"hidden": 256, "ffn": 256, "head_dim": 64}
+    config = TinyConfig(layers=1, **wide)
     model = SmallModel(config, format, kernel_set, threads=threads, contexts=BATCH)
     batch = [tokens(10 + index, seed=index) for index in range(BATCH)]
     steps = [batch, *([[token]] for token in tokens(DECODES, seed=20))]
@@ -36,12 +37,12 @@ def run_steps(threads: int, format: Format, kernel_set: str) -> bytes:
 def main() -> None:
     jobs = [
         (threads, format, kernel_set)
-        for format in FORMATS
+        for format in (*FORMATS, MIXED)
         for kernel_set in _cpu.kernel_sets()
         for threads in (1, 2, 3, 4)
     ]
     jobs *= ROUNDS
-    wanted: dict[Format, bytes] = {}
+    wanted: dict[Format | tuple[Format, ...], bytes] = {}
     with ThreadPoolExecutor(3) as executor:
         results = executor.map(lambda job: run_steps(*job), jobs)
         for job, logits in zip(jobs, results, strict=True):

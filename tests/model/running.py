@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from llamay.kv import Cache, Context
 from llamay.mlx_kernels import Control, KernelSet
 from llamay.mlx_kernels.cpu import CpuKernels
 from llamay.model.decoder import Decoder, Rows
+from tests.mlx_kernels.small_model import FORMATS as FORMATS
+from tests.mlx_kernels.small_model import MIXED as MIXED
 from tests.tiny_models import VOCAB, TinyConfig, random_integers, write_tiny_model
 
 F32 = NDArray[np.float32]
 
-FORMATS = (Format.F32, Format.F16, Format.Q4_0, Format.Q4_1, Format.Q8_0)
 PAGES_PER_SLAB = 8  # small, so that slabs come and go
 
 
@@ -36,8 +38,19 @@ def cpu_kernels(isa: str, threads: int = 1) -> CpuKernels:
         return CpuKernels(threads)
 
 
+def config_for(format: Format | Sequence[Format], **changes: Any) -> TinyConfig:
+    """A tiny model's shape, wide enough for the blocks of the format or formats."""
+    formats = [format] if isinstance(format, Format) else format
+    if max(each.block_len for each in formats) > 32:
+        changes = {"hidden": 256, "ffn": 256, "head_dim": 64} | changes
+    return TinyConfig(**changes)
+
+
 def load_tiny(
-    folder: Path, config: TinyConfig, format: Format, kernels: KernelSet | None = None
+    folder: Path,
+    config: TinyConfig,
+    format: Format | Sequence[Format],
+    kernels: KernelSet | None = None,
 ) -> Decoder:
     path = folder / "tiny.gguf"
     write_tiny_model(path, config, format)
@@ -45,7 +58,9 @@ def load_tiny(
         return Decoder(file, kernels or CpuKernels(1))
 
 
-def loader(folder: Path, config: TinyConfig, format: Format) -> Callable[[str, int], Decoder]:
+def loader(
+    folder: Path, config: TinyConfig, format: Format | Sequence[Format]
+) -> Callable[[str, int], Decoder]:
     """Decoders of one tiny model by (instruction set, threads), each made once."""
 
     @functools.cache

@@ -6,7 +6,16 @@ from llamay.gguf import open_gguf
 from llamay.mlx_kernels import _cpu
 from llamay.model.decoder import compile_program
 from tests import contract
-from tests.model.running import FORMATS, cpu_kernels, load_tiny, plain, same_bits, tokens
+from tests.model.running import (
+    FORMATS,
+    MIXED,
+    config_for,
+    cpu_kernels,
+    load_tiny,
+    plain,
+    same_bits,
+    tokens,
+)
 from tests.tiny_models import TinyConfig
 
 # Three runs of 256 positions, so that partial results are merged twice.
@@ -26,6 +35,18 @@ def test_every_set_gives_the_bits_of_the_contract(tmp_path, format, arch):
     wanted = None
     for isa in _cpu.kernel_sets():
         decoder = load_tiny(tmp_path, config, format, cpu_kernels(isa))
+        if wanted is None:
+            wanted = expected(tmp_path, decoder, ids)
+        assert same_bits(plain(decoder, ids), wanted), isa
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_mixed_formats_have_the_bits_of_the_contract(tmp_path, arch):
+    """In one layer, some products read activations in blocks of 32 and others in blocks of 256."""
+    config, ids = config_for(MIXED, arch=arch), tokens(40, seed=4)
+    wanted = None
+    for isa in _cpu.kernel_sets():
+        decoder = load_tiny(tmp_path, config, MIXED, cpu_kernels(isa))
         if wanted is None:
             wanted = expected(tmp_path, decoder, ids)
         assert same_bits(plain(decoder, ids), wanted), isa

@@ -175,19 +175,6 @@ def test_a_bias_of_another_length_is_refused(tmp_path, bias):
     assert bias in refusal(GGUFError, tmp_path, tiny_metadata(config), tensors)
 
 
-@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "token_embd.weight", "output.weight"])
-def test_a_matrix_of_a_format_without_kernels_is_refused_by_name(tmp_path, name):
-    config = TinyConfig()
-    tensors = tiny_tensors(config)
-    shape = tensors[name].shape
-    data = bytes(int(np.prod(shape)) // 32 * Format.Q5_0.block_bytes)
-    tensors[name] = TensorData(Format.Q5_0, shape, data)
-    with pytest.raises(UnsupportedModelError) as caught:
-        decoder_of(tmp_path, tiny_metadata(config), tensors)
-    assert name in str(caught.value)
-    assert "Q5_0" in str(caught.value)
-
-
 def test_a_norm_that_is_not_float32_is_refused_by_name(tmp_path):
     config = TinyConfig()
     norm = float_tensor(np.ones(config.hidden, np.float16))

@@ -22,6 +22,8 @@ from llamay.model.decoder import Decoder
 from tests.gguf_writer import float_tensor, write_gguf
 from tests.model.running import (
     FORMATS,
+    MIXED,
+    config_for,
     cpu_kernels,
     extend,
     instruction_set,
@@ -46,19 +48,20 @@ PAGES = (16, 64, 128)
 LENGTH, JOIN = 300, 250
 COMPANIONS = [11 * number for number in range(1, 8)]
 MODELS = [(arch, format) for arch in ("llama", "qwen2") for format in FORMATS]
+MODELS.append(("llama", MIXED))
 FULL = ("llama", Format.Q4_1)
 EVERY = 7  # shares no divisor with the number of threads, chunks, pages or batches
 
 
 def model_id(model):
-    return f"{model[0]}-{model[1].name}"
+    return f"{model[0]}-{'mixed' if model[1] is MIXED else model[1].name}"
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=model_id)
 def model(request, tmp_path_factory):
     """(what was asked for, decoders by instruction set and threads, plain logits by context)."""
     arch, format = request.param
-    load = loader(tmp_path_factory.mktemp("model"), TinyConfig(arch=arch), format)
+    load = loader(tmp_path_factory.mktemp("model"), config_for(format, arch=arch), format)
     reference = load("scalar", 1)
     wanted = [plain(reference, tokens(LENGTH, seed=0))]
     wanted += [plain(reference, companion(number)) for number in range(7)]

@@ -20,12 +20,28 @@ int kernel_set_runs_here(const KernelSet *set) {
     return 1;
 }
 #elif defined(__aarch64__)
-extern const KernelSet kernels_neon;
-const KernelSet *const kernel_sets[] = {&kernels_neon, &kernels_scalar, NULL};
+extern const KernelSet kernels_neon, kernels_neon_dotprod, kernels_neon_i8mm;
+const KernelSet *const kernel_sets[] = {&kernels_neon_i8mm, &kernels_neon_dotprod, &kernels_neon, &kernels_scalar, NULL};
+
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+static int has_feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value;
+}
+static int has_dotprod(void) { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else
+#include <sys/auxv.h>
+/* Bits of Linux's hwcap.h, which older headers lack. */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+static int has_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; }
+#endif
 
 int kernel_set_runs_here(const KernelSet *set) {
-    (void)set;
-    return 1;
+    if (set == &kernels_neon_i8mm) return has_dotprod() && has_i8mm();
+    return set != &kernels_neon_dotprod || has_dotprod();
 }
 #else
 const KernelSet *const kernel_sets[] = {&kernels_scalar, NULL};

@@ -11,26 +11,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "weight_formats.h"
+
 enum {
-    LANES = 16,        /* output rows in one packed group; positions in one group of keys */
-    BLOCK = 32,        /* weights or activations that share a scale */
     RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
     RUN_GROUPS = RUN_TOKENS / LANES,
     ATTENTION_ROWS = 12, /* queries that read a run of keys together */
     MAX_HEAD_DIM = 1024,
 };
 
-/* ggml's type ids of the formats the kernels take. */
-typedef enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 } WeightFormat;
-
-/* A weight matrix, packed by pack.c: rows in groups of 16, one lane each, zero rows at the end.
- *
- * F32, F16: [groups][columns][16] values.
- * Q4_0, Q4_1, Q8_0: [groups][columns / 32] blocks of
- *     quads:  byte j of lane r in quad i is weight 4 * i + j of row r. Q8_0 has 8 quads of 64 bytes;
- *             Q4 has 4, quad i in the low nibbles and quad i + 4 in the high ones.
- *     scales: [16] float16, and for Q4_1 then minima: [16] float16.
- */
+/* A weight matrix, packed: see weight_formats.h. */
 typedef struct {
     WeightFormat format;
     int64_t rows, columns;
@@ -38,29 +28,34 @@ typedef struct {
 } Matrix;
 
 /* 32 activations of one row, quantised: x is about scale * q, or in two planes scale * (256 * q + fine), where
- * `fine` is the q of the second plane's block. Scale and sums stand in the first plane's.
+ * `fine` is the q of the second plane's block. Scale and sum stand in the first plane's. A span of 32 or 256
+ * activations, as the weights that they meet, has one scale.
  */
 typedef struct {
     int8_t q[BLOCK];   /* round(x * 127 / max |x|); in the second plane what that left over, times 256 */
     float scale;       /* max |x| / 127, in two planes a 256th of it; 0 for tiny values */
     float scaled_sum;  /* scale * sum */
     int32_t sum;       /* of the integers that x is a multiple of */
-    int32_t unused;
+    int16_t half_sums[2]; /* of the first and of the last 16 of this plane's q */
 } ActivationBlock;
+
+/* Index of a quantised format's kind of activations: in spans of 32, or of 256. */
+enum { SPANS = 2 };
+static inline int span_index(WeightFormat format) { return packing(format).span == SUPERBLOCK; }
 
 /* Rows of activations that one matrix product reads.
  *
  * planes: 1 or 2. Two planes make 16-bit activations: for products whose errors weigh most (queries, keys and
  *         logits), where the second pass over the weights costs least.
  * values: [rows][columns] float32, what float weights read
- * blocks: quantised rows in tiles: [tile][columns / 32][planes][tile width], each tile `tile_columns` rows wide but
- *         the last, whose width is `tile_width(rows left)`, padded with zero rows
+ * blocks: by `span_index`, quantised rows in tiles: [tile][columns / 32][planes][tile width], each tile
+ *         `tile_columns` rows wide but the last, whose width is `tile_width(rows left)`, padded with zero rows
  */
 typedef struct {
     int64_t rows, columns;
     int planes;
     const float *values;
-    ActivationBlock *blocks;
+    ActivationBlock *blocks[SPANS];
 } Activations;
 
 /* How a head's keys or values are stored; KV_I8 with a float32 scale for each position. */
@@ -95,8 +90,8 @@ typedef struct {
     /* out[c] = x[c] / sqrt(mean(x^2) + eps) * weight[c] */
     void (*rms_norm)(const float *x, const float *weight, int64_t columns, float eps, float *out);
 
-    /* Quantises one row; plane p of block b goes to blocks[(b * planes + p) * width]. columns is a multiple of 32. */
-    void (*quantize)(const float *x, int64_t columns, int planes, ActivationBlock *blocks, int64_t width);
+    /* Quantises one row; plane p of block b goes to blocks[(b * planes + p) * width]. columns is a multiple of span. */
+    void (*quantize)(const float *x, int64_t columns, int planes, int span, ActivationBlock *blocks, int64_t width);
 
     /* y[a * ld + r] = dot(weights row r, activations row a) for rows 16 * first_group <= r < 16 * end_group. */
     void (*matmul)(const Matrix *weights, const Activations *x, float *y, int64_t ld, int64_t first_group,
@@ -124,12 +119,7 @@ extern const KernelSet *const kernel_sets[];
 /* Whether this processor can run the set of that name. */
 int kernel_set_runs_here(const KernelSet *set);
 
-/* Packing (pack.c). */
-int format_known(int type_id);
-int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t columns);
-int64_t row_bytes(WeightFormat format, int64_t columns);
-void pack_rows(WeightFormat format, int64_t rows, int64_t columns, const uint8_t *source, uint8_t *packed);
+/* Row `row` of a packed matrix as floats (pack.c). */
 void dequantize_row(const Matrix *matrix, int64_t row, float *out);
-float half_to_float(uint16_t half);
 
 #endif

@@ -4,6 +4,8 @@
 
 #define NAME(x) x##_scalar
 #define SET_NAME "scalar"
+#undef UNROLL
+#define UNROLL
 
 #include "simd_scalar.h"
 

@@ -38,8 +38,8 @@ int matrix_ok(int format, long long rows, long long columns, const Py_buffer *da
         PyErr_Format(PyExc_ValueError, "weight type %d has no CPU kernel", format);
         return 0;
     }
-    int quantized = format != F32 && format != F16;
-    if (rows < 1 || columns < 1 || rows > INT32_MAX || columns > INT32_MAX || (quantized && columns % BLOCK)) {
+    int span = packing((WeightFormat)format).span;
+    if (rows < 1 || columns < 1 || rows > INT32_MAX || columns > INT32_MAX || (span && columns % span)) {
         PyErr_Format(PyExc_ValueError, "a matrix of %lld rows by %lld columns cannot be packed", rows, columns);
         return 0;
     }

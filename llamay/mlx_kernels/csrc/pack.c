@@ -1,44 +1,13 @@
-/* Repacks weights from the file's blocks into groups of 16 rows (layout in kernels.h), and reads single rows back.
- *
- * Source blocks are ggml's (ggml-common.h): Q4_0 {f16 d; u8 q[16]}, Q4_1 {f16 d; f16 m; u8 q[16]},
- * Q8_0 {f16 d; i8 q[32]}; a nibble byte j holds weight j in its low half and weight j + 16 in its high half.
- */
+/* Packs weights into groups of 16 rows (layout in weight_formats.h), and reads single rows back. */
 #include <string.h>
 
 #include "kernels.h"
 
-enum { QUAD_BYTES = 4 * LANES, NIBBLE_QUADS = 4, BYTE_QUADS = 8, HALF = 2 };
-
-typedef struct {
-    int source_bytes; /* one row's block in the file */
-    int quant_offset; /* where its quants start */
-    int quads;        /* quads of 64 bytes in a packed block; 0 for float formats */
-    int halves;       /* float16 values that precede the quants: scale, then minimum */
-} BlockLayout;
-
-static BlockLayout block_layout(WeightFormat format) {
-    switch (format) {
-    case Q4_0: return (BlockLayout){18, 2, NIBBLE_QUADS, 1};
-    case Q4_1: return (BlockLayout){20, 4, NIBBLE_QUADS, 2};
-    case Q8_0: return (BlockLayout){34, 2, BYTE_QUADS, 1};
-    case F32: return (BlockLayout){4, 0, 0, 0};
-    case F16: return (BlockLayout){2, 0, 0, 0};
-    }
-    return (BlockLayout){0, 0, 0, 0};
-}
-
-int format_known(int type_id) {
-    return block_layout((WeightFormat)type_id).source_bytes != 0;
-}
-
-static int64_t packed_block_bytes(BlockLayout layout) {
-    return layout.quads * QUAD_BYTES + layout.halves * LANES * HALF;
-}
+int format_known(int type_id) { return file_block_bytes((WeightFormat)type_id) != 0; }
 
 static int64_t group_bytes(WeightFormat format, int64_t columns) {
-    BlockLayout layout = block_layout(format);
-    if (layout.quads == 0) return columns * LANES * layout.source_bytes;
-    return columns / BLOCK * packed_block_bytes(layout);
+    Packing p = packing(format);
+    return p.span ? columns / p.span * span_bytes(p) : columns * LANES * float_bytes(format);
 }
 
 int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t columns) {
@@ -46,37 +15,86 @@ int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t columns) {
 }
 
 int64_t row_bytes(WeightFormat format, int64_t columns) {
-    BlockLayout layout = block_layout(format);
-    return (layout.quads ? columns / BLOCK : columns) * layout.source_bytes;
+    int span = packing(format).span;
+    return (span ? columns / span : columns) * file_block_bytes(format);
 }
 
 static void pack_float_row(int size, int64_t columns, int lane, const uint8_t *source, uint8_t *group) {
     for (int64_t k = 0; k < columns; k++) memcpy(group + (k * LANES + lane) * size, source + k * size, size);
 }
 
+/* The quad of lane `lane` in a vector of codes. */
+static void store_quad(uint8_t *codes, int vector, int lane, uint32_t quad) {
+    memcpy(codes + vector * VECTOR + 4 * lane, &quad, sizeof quad);
+}
+
+static uint32_t load_quad(const uint8_t *codes, int vector, int lane) {
+    uint32_t quad;
+    memcpy(&quad, codes + vector * VECTOR + 4 * lane, sizeof quad);
+    return quad;
+}
+
+static void pack_codes(Packing p, const BlockCodes *block, int lane, uint8_t *codes) {
+    const uint32_t *quads = block->quads, nibble = 0x0F0F0F0F, pair = 0x03030303, bit = 0x01010101;
+    for (int v = 0; v < p.bytes; v++) store_quad(codes, v, lane, quads[v]);
+    for (int v = 0; v < p.nibbles; v++)
+        store_quad(codes, v, lane, (quads[v] & nibble) | (quads[v + 4] & nibble) << 4);
+    codes += (p.bytes + p.nibbles) * VECTOR;
+    for (int v = 0; v < p.pairs; v++) {
+        uint32_t four = 0;
+        for (int i = 0; i < 4; i++) four |= (quads[4 * v + i] >> pairs_at(p) & pair) << 2 * i;
+        store_quad(codes, v, lane, four);
+    }
+    if (!p.bits) return;
+    uint32_t eight = 0;
+    for (int i = 0; i < QUADS; i++) eight |= (quads[i] >> bits_at(p) & bit) << i;
+    store_quad(codes, p.pairs, lane, eight);
+}
+
+static void unpack_codes(Packing p, const uint8_t *codes, int lane, BlockCodes *block) {
+    const uint32_t nibble = 0x0F0F0F0F, pair = 0x03030303, bit = 0x01010101;
+    const uint8_t *rest = codes + (p.bytes + p.nibbles) * VECTOR;
+    for (int i = 0; i < QUADS; i++) {
+        uint32_t quad = 0;
+        if (p.bytes) quad = load_quad(codes, i, lane);
+        if (p.nibbles) quad = load_quad(codes, i % 4, lane) >> (i < 4 ? 0 : 4) & nibble;
+        if (p.pairs) quad |= (load_quad(rest, i / 4, lane) >> 2 * (i % 4) & pair) << pairs_at(p);
+        if (p.bits) quad |= (load_quad(rest, p.pairs, lane) >> i & bit) << bits_at(p);
+        block->quads[i] = quad;
+    }
+    for (int s = 0; s < p.sub_scales; s++) block->scales[s] = (int8_t)codes[code_bytes(p) + s * LANES + lane];
+    for (int s = 0; s < p.sub_minima; s++)
+        block->minima[s] = (int8_t)codes[code_bytes(p) + (p.sub_scales + s) * LANES + lane];
+}
+
 /* One row's blocks into its lane of a group of 16. */
-static void pack_quantized_row(BlockLayout layout, int64_t columns, int lane, const uint8_t *source, uint8_t *group) {
-    int64_t stride = packed_block_bytes(layout);
-    for (int64_t b = 0; b < columns / BLOCK; b++, source += layout.source_bytes, group += stride) {
-        const uint8_t *quants = source + layout.quant_offset;
-        for (int i = 0; i < layout.quads; i++) {
-            /* Bytes 4i..4i+3 are quad i, and of nibbles also quad i + 4: no bit moves within a byte. */
-            memcpy(group + i * QUAD_BYTES + 4 * lane, quants + 4 * i, 4);
+static void pack_quantized_row(WeightFormat format, int64_t columns, int lane, const uint8_t *source, uint8_t *group) {
+    const Packing p = packing(format);
+    const int file_bytes = file_block_bytes(format), blocks = p.span / BLOCK;
+    for (int64_t s = 0; s < columns / p.span; s++, source += file_bytes, group += span_bytes(p)) {
+        uint8_t *halves = group + blocks * block_bytes(p);
+        for (int b = 0; b < blocks; b++) {
+            uint8_t *block = group + b * block_bytes(p), *scales = block + code_bytes(p);
+            BlockCodes codes;
+            read_block_codes(format, source, b, &codes);
+            pack_codes(p, &codes, lane, block);
+            for (int i = 0; i < p.sub_scales; i++) scales[i * LANES + lane] = (uint8_t)codes.scales[i];
+            for (int i = 0; i < p.sub_minima; i++)
+                scales[(p.sub_scales + i) * LANES + lane] = (uint8_t)codes.minima[i];
         }
-        uint8_t *halves = group + layout.quads * QUAD_BYTES;
-        for (int h = 0; h < layout.halves; h++) memcpy(halves + (h * LANES + lane) * HALF, source + h * HALF, HALF);
+        for (int h = 0; h < p.halves; h++)
+            memcpy(halves + (h * LANES + lane) * HALF, source + file_half_offset(format, h), HALF);
     }
 }
 
 void pack_rows(WeightFormat format, int64_t rows, int64_t columns, const uint8_t *source, uint8_t *packed) {
-    BlockLayout layout = block_layout(format);
     int64_t source_stride = row_bytes(format, columns), group_stride = group_bytes(format, columns);
     if (rows % LANES) memset(packed + rows / LANES * group_stride, 0, group_stride);
     for (int64_t row = 0; row < rows; row++) {
         uint8_t *group = packed + row / LANES * group_stride;
         int lane = (int)(row % LANES);
-        if (layout.quads) pack_quantized_row(layout, columns, lane, source + row * source_stride, group);
-        else pack_float_row(layout.source_bytes, columns, lane, source + row * source_stride, group);
+        if (is_quantized(format)) pack_quantized_row(format, columns, lane, source + row * source_stride, group);
+        else pack_float_row(float_bytes(format), columns, lane, source + row * source_stride, group);
     }
 }
 
@@ -101,29 +119,46 @@ static float load_half(const uint8_t *at) {
     return half_to_float(half);
 }
 
-static void dequantize_block(WeightFormat format, BlockLayout layout, const uint8_t *block, int lane, float *out) {
-    const uint8_t *halves = block + layout.quads * QUAD_BYTES;
-    float scale = load_half(halves + lane * HALF);
-    float minimum = format == Q4_1 ? load_half(halves + (LANES + lane) * HALF) : 0;
+/* One lane's 32 weights, in the order of rounding of gguf-py. */
+static void dequantize_block(Packing p, const uint8_t *packed, int lane, float scale, float minimum, float *out) {
+    BlockCodes block;
+    unpack_codes(p, packed, lane, &block);
     for (int k = 0; k < BLOCK; k++) {
-        int quad = k / 4;
-        uint8_t byte = block[quad % layout.quads * QUAD_BYTES + 4 * lane + k % 4];
-        if (format == Q8_0) out[k] = scale * (float)(int8_t)byte;
-        else if (format == Q4_0) out[k] = scale * (float)((quad < 4 ? byte & 15 : byte >> 4) - 8);
-        else out[k] = scale * (float)(quad < 4 ? byte & 15 : byte >> 4) + minimum;
+        int half = k / (BLOCK / 2), code = (int)(block.quads[k / 4] >> 8 * (k % 4) & 255);
+        int value = p.bytes ? (int8_t)code : p.table ? code_values[code] : code - p.offset;
+        float factor = p.sub_scales ? scale * (float)block.scales[half % p.sub_scales] : scale;
+        out[k] = factor * (float)value;
+        if (p.sub_minima) out[k] -= minimum * (float)block.minima[half % p.sub_minima];
+        else if (p.halves == 2) out[k] += minimum;
     }
 }
 
+static void dequantize_float(WeightFormat format, const uint8_t *at, float *out) {
+    uint16_t half;
+    if (format == F32) {
+        memcpy(out, at, sizeof *out);
+        return;
+    }
+    memcpy(&half, at, sizeof half);
+    uint32_t bits = (uint32_t)half << 16;
+    if (format == BF16) memcpy(out, &bits, sizeof *out);
+    else *out = half_to_float(half);
+}
+
 void dequantize_row(const Matrix *matrix, int64_t row, float *out) {
-    BlockLayout layout = block_layout(matrix->format);
-    int lane = (int)(row % LANES);
-    const uint8_t *group = matrix->data + row / LANES * group_bytes(matrix->format, matrix->columns);
-    if (matrix->format == F32) {
-        for (int64_t k = 0; k < matrix->columns; k++) memcpy(out + k, group + (k * LANES + lane) * 4, 4);
-    } else if (matrix->format == F16) {
-        for (int64_t k = 0; k < matrix->columns; k++) out[k] = load_half(group + (k * LANES + lane) * HALF);
-    } else {
-        for (int64_t b = 0; b < matrix->columns / BLOCK; b++)
-            dequantize_block(matrix->format, layout, group + b * packed_block_bytes(layout), lane, out + b * BLOCK);
+    const WeightFormat format = matrix->format;
+    const Packing p = packing(format);
+    const int lane = (int)(row % LANES), blocks = p.span / BLOCK;
+    const uint8_t *group = matrix->data + row / LANES * group_bytes(format, matrix->columns);
+    if (!p.span) {
+        for (int64_t k = 0; k < matrix->columns; k++)
+            dequantize_float(format, group + (k * LANES + lane) * float_bytes(format), out + k);
+        return;
+    }
+    for (int64_t s = 0; s < matrix->columns / p.span; s++, group += span_bytes(p)) {
+        const uint8_t *halves = group + blocks * block_bytes(p) + lane * HALF;
+        float scale = load_half(halves), minimum = p.halves == 2 ? load_half(halves + LANES * HALF) : 0;
+        for (int b = 0; b < blocks; b++, out += BLOCK)
+            dequantize_block(p, group + b * block_bytes(p), lane, scale, minimum, out);
     }
 }

@@ -21,7 +21,7 @@ struct Scratch {
     float *keys, *values;     /* [rows][num_kv_heads][head_dim] */
     float *attended;          /* [rows][num_heads * head_dim] */
     float *cosines, *sines;   /* [rows][rope_dim / 2] */
-    ActivationBlock *blocks;  /* [rows][widest / 32][2] */
+    ActivationBlock *blocks[SPANS]; /* [rows][widest / 32][2], those that the weights' formats need */
     float *workspace;         /* attention, per worker */
     float *partials;
     AttentionPlan plan;
@@ -43,7 +43,7 @@ static void *allocate(size_t bytes) {
 
 static void free_buffers(Scratch *s) {
     void *buffers[] = {s->stream, s->inputs, s->projected[0], s->projected[1], s->keys, s->values, s->attended,
-                       s->cosines, s->sines, s->blocks, s->workspace, s->partials};
+                       s->cosines, s->sines, s->blocks[0], s->blocks[1], s->workspace, s->partials};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
     AttentionPlan plan = s->plan;
     memset(s, 0, sizeof *s);
@@ -71,6 +71,20 @@ static int64_t widest_row(const Program *program) {
     return widest;
 }
 
+/* Whether a quantised matrix reads activations of that kind. */
+static int needs_span(const Matrix *weights, int parts, int span) {
+    for (int part = 0; part < parts; part++)
+        if (weights[part].data && is_quantized(weights[part].format) && span_index(weights[part].format) == span)
+            return 1;
+    return 0;
+}
+
+static int program_needs_span(const Program *program, int span) {
+    for (int i = 0; i < program->num_operations; i++)
+        if (program->operations[i].kind != EMBED && needs_span(program->operations[i].weights, MAX_PARTS, span)) return 1;
+    return 0;
+}
+
 static int grow_scratch(Program *program, int64_t rows, int threads) {
     if (!program->scratch) program->scratch = calloc(1, sizeof *program->scratch);
     Scratch *s = program->scratch;
@@ -93,10 +107,15 @@ static int grow_scratch(Program *program, int64_t rows, int threads) {
     s->attended = allocate(padded * (size_t)(shape->num_heads * shape->head_dim) * sizeof(float));
     s->cosines = allocate(rope);
     s->sines = allocate(rope);
-    s->blocks = allocate(padded * (size_t)(widest / BLOCK + 1) * 2 * sizeof(ActivationBlock));
+    int missing = 0;
+    for (int span = 0; span < SPANS; span++) {
+        if (!program_needs_span(program, span)) continue;
+        s->blocks[span] = allocate(padded * (size_t)(widest / BLOCK + 1) * 2 * sizeof(ActivationBlock));
+        missing |= !s->blocks[span];
+    }
     s->workspace = allocate((size_t)threads * (size_t)attention_workspace_floats(shape) * sizeof(float));
     if (!s->stream || !s->inputs || !s->projected[0] || !s->projected[1] || !s->keys || !s->values || !s->attended ||
-        !s->cosines || !s->sines || !s->blocks || !s->workspace) {
+        !s->cosines || !s->sines || missing || !s->workspace) {
         free_buffers(s);
         return -1;
     }
@@ -151,22 +170,21 @@ static void rotate(const ModelShape *shape, const float *cosines, const float *s
 
 /* --- matrix products ----------------------------------------------------------------------------------- */
 
-static int is_quantized(const Matrix *w) { return w->format != F32 && w->format != F16; }
-
 /* Quantises one row into its place in the tiles. */
-static void quantize_row(const KernelSet *kernels, const Activations *x, const float *values, int64_t row) {
+static void quantize_row(const KernelSet *kernels, const Activations *x, int span, const float *values, int64_t row) {
     int64_t tile = kernels->tile_columns, first = row / tile * tile, slices = x->columns / BLOCK * x->planes;
     int width = kernels->tile_width(x->rows - first < tile ? x->rows - first : tile);
-    kernels->quantize(values, x->columns, x->planes, x->blocks + first * slices + (row - first), width);
+    kernels->quantize(values, x->columns, x->planes, span ? SUPERBLOCK : BLOCK,
+                      x->blocks[span] + first * slices + (row - first), width);
 }
 
 /* Zeroes the rows that fill up the last tile. */
-static void clear_padding(const KernelSet *kernels, const Activations *x) {
+static void clear_padding(const KernelSet *kernels, const Activations *x, int span) {
     int64_t tile = kernels->tile_columns, first = (x->rows - 1) / tile * tile;
     int64_t width = kernels->tile_width(x->rows - first), slices = x->columns / BLOCK * x->planes;
     for (int64_t slice = 0; slice < slices; slice++)
         for (int64_t pad = x->rows - first; pad < width; pad++)
-            memset(x->blocks + first * slices + slice * width + pad, 0, sizeof(ActivationBlock));
+            memset(x->blocks[span] + first * slices + slice * width + pad, 0, sizeof(ActivationBlock));
 }
 
 typedef struct {
@@ -174,7 +192,7 @@ typedef struct {
     const float *source; /* [rows][columns] */
     const int32_t *pick; /* which rows of source, or NULL for all */
     const Operation *norm; /* its norm and eps, or NULL */
-    int quantize;
+    int quantize[SPANS];
     const Activations *out;
 } PrepareJob;
 
@@ -190,18 +208,22 @@ static void prepare_rows(void *argument, int64_t begin, int64_t end, int worker)
             kernels->rms_norm(x, job->norm->norm, columns, job->norm->eps, normed);
             x = normed;
         }
-        if (job->quantize) quantize_row(kernels, job->out, x, row);
+        for (int span = 0; span < SPANS; span++)
+            if (job->quantize[span]) quantize_row(kernels, job->out, span, x, row);
     }
 }
 
-/* Rows ready for a matrix product: normed if asked, quantised if any of the matrices is. */
+/* Rows ready for a matrix product: normed if asked, quantised as the matrices need it. */
 static Activations prepare(Run *run, const float *source, const int32_t *pick, int64_t rows, const Operation *norm,
                            const Matrix *weights, int parts, int planes) {
-    Activations x = {.rows = rows, .columns = weights->columns, .planes = planes, .blocks = run->scratch->blocks,
-                     .values = norm ? run->scratch->inputs : source};
-    PrepareJob job = {run, source, pick, norm, 0, &x};
-    for (int part = 0; part < parts; part++) job.quantize |= is_quantized(weights + part);
-    if (job.quantize) clear_padding(run->program->kernels, &x);
+    Scratch *s = run->scratch;
+    Activations x = {.rows = rows, .columns = weights->columns, .planes = planes,
+                     .blocks = {s->blocks[0], s->blocks[1]}, .values = norm ? s->inputs : source};
+    PrepareJob job = {run, source, pick, norm, {0}, &x};
+    for (int span = 0; span < SPANS; span++) {
+        job.quantize[span] = needs_span(weights, parts, span);
+        if (job.quantize[span]) clear_padding(run->program->kernels, &x, span);
+    }
     for_rows(run, rows, prepare_rows, &job);
     return x;
 }
@@ -211,11 +233,14 @@ int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const 
     float *values = allocate((size_t)(padded * columns) * sizeof *values);
     ActivationBlock *blocks = allocate((size_t)(padded * (columns / BLOCK + 1) * planes) * sizeof *blocks);
     if (values && blocks) {
-        Activations activations = {n, columns, planes, values, blocks};
+        Activations activations = {n, columns, planes, values, {blocks, blocks}};
+        int span = span_index(weights->format);
         memcpy(values, x, (size_t)(n * columns) * sizeof *values);
-        if (is_quantized(weights)) clear_padding(kernels, &activations);
-        for (int64_t row = 0; is_quantized(weights) && row < n; row++)
-            quantize_row(kernels, &activations, values + row * columns, row);
+        if (is_quantized(weights->format)) {
+            clear_padding(kernels, &activations, span);
+            for (int64_t row = 0; row < n; row++)
+                quantize_row(kernels, &activations, span, values + row * columns, row);
+        }
         kernels->matmul(weights, &activations, out, weights->rows, 0, (weights->rows + LANES - 1) / LANES);
     }
     int result = values && blocks ? 0 : -1;

@@ -1,0 +1,138 @@
+/* Attention over one run of positions; see kernel_bodies.h. */
+
+/* 16 elements of stored keys or values, from element `at`; scales not applied. */
+INLINE vf load_stored(const KVFormat format, const uint8_t *p, int at) {
+    return format == KV_I8 ? v_load_i8(p + at) : format == KV_F16 ? v_load_half(p + 2 * at) : v_load((const float *)p + at);
+}
+
+/* scores[r][t] = scale * (key scale * (q_r . k_t)), each one chain over ascending head dimensions. */
+INLINE void score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int groups) {
+    vf scale = v_set1(run->scale);
+    const float *q[QUERIES_AT_ONCE];
+    for (int r = 0; r < rows; r++) q[r] = run->queries[first + r];
+    for (int g = 0; g < groups; g++) {
+        vf acc[QUERIES_AT_ONCE];
+        UNROLL for (int r = 0; r < rows; r++) acc[r] = v_set1(0.0f);
+        const uint8_t *keys = run->keys[g];
+        for (int d = 0; d < run->head_dim; d++) {
+            vf k = load_stored(format, keys, d * LANES);
+            UNROLL for (int r = 0; r < rows; r++) acc[r] = v_fma(k, v_set1(q[r][d]), acc[r]);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            if (format == KV_I8) acc[r] = v_mul(acc[r], v_load(run->key_scales[g]));
+            v_store(run->scores + (first + r) * RUN_TOKENS + g * LANES, v_mul(acc[r], scale));
+        }
+    }
+}
+
+INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups) {
+    int row = 0;
+    for (; row + QUERIES_AT_ONCE <= run->rows; row += QUERIES_AT_ONCE)
+        score_rows(run, format, QUERIES_AT_ONCE, row, groups);
+    for (; row + 3 <= run->rows; row += 3) score_rows(run, format, 3, row, groups);
+    for (; row < run->rows; row++) score_rows(run, format, 1, row, groups);
+}
+
+/* Turns a query's scores into weights, and those into what stored values are multiplied with; unseen positions weigh
+ * nothing.
+ */
+INLINE void weigh_row(const AttentionRun *run, int row) {
+    float *scores = run->scores + row * RUN_TOKENS, *out = run->out[row];
+    int visible = run->visible[row], groups = (visible + LANES - 1) / LANES;
+    vf lowest = v_set1(-INFINITY), largest = lowest, sum = v_set1(0.0f);
+    for (int g = 0; g < groups; g++) {
+        int here = visible - g * LANES < LANES ? visible - g * LANES : LANES;
+        vf s = v_first(v_load(scores + g * LANES), lowest, here);
+        v_store(scores + g * LANES, s);
+        largest = v_max(largest, s);
+    }
+    out[PARTIAL_MAX] = v_largest(largest);
+    for (int g = 0; g < groups; g++) {
+        vf w = v_exp(v_sub(v_load(scores + g * LANES), v_set1(out[PARTIAL_MAX])));
+        sum = v_add(sum, w);
+        v_store(scores + g * LANES, run->value_format == KV_I8 ? v_mul(w, v_load(run->value_scales[g])) : w);
+    }
+    out[PARTIAL_SUM] = v_sum(sum);
+}
+
+/* Adds positions [begin, end) to the weighted sums of values, in order, for 16 * `chunks` head dimensions from d. */
+INLINE void add_values(const AttentionRun *run, const KVFormat format, const int rows, const int chunks, int first,
+                       int d, int begin, int end) {
+    vf acc[VALUE_ROWS][VALUE_CHUNKS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < chunks; j++)
+            acc[r][j] = v_load(run->out[first + r] + PARTIAL_VALUES + d + j * LANES);
+    for (int t = begin; t < end; t++) {
+        int at = (t % LANES) * run->head_dim + d;
+        vf v[VALUE_CHUNKS];
+        UNROLL for (int j = 0; j < chunks; j++) v[j] = load_stored(format, run->values[t / LANES], at + j * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vf weight = v_set1(run->scores[(first + r) * RUN_TOKENS + t]);
+            UNROLL for (int j = 0; j < chunks; j++) acc[r][j] = v_fma(weight, v[j], acc[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < chunks; j++)
+            v_store(run->out[first + r] + PARTIAL_VALUES + d + j * LANES, acc[r][j]);
+}
+
+INLINE void add_values_all_dims(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin,
+                                int end) {
+    int d = 0;
+    for (; d + VALUE_CHUNKS * LANES <= run->head_dim; d += VALUE_CHUNKS * LANES)
+        add_values(run, format, rows, VALUE_CHUNKS, first, d, begin, end);
+    for (; d < run->head_dim; d += LANES) add_values(run, format, rows, 1, first, d, begin, end);
+}
+
+/* Positions that every query sees in one pass for several queries, the rest for each alone. */
+INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int least) {
+    int row = 0;
+    for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_values_all_dims(run, format, VALUE_ROWS, row, 0, least);
+    for (; row + 3 <= run->rows; row += 3) add_values_all_dims(run, format, 3, row, 0, least);
+    for (; row < run->rows; row++) add_values_all_dims(run, format, 1, row, 0, least);
+    for (row = 0; row < run->rows; row++)
+        if (run->visible[row] > least) add_values_all_dims(run, format, 1, row, least, run->visible[row]);
+}
+
+#define DEFINE_ATTENTION(format)                                                                                  \
+    static NOINLINE void NAME(score_##format)(const AttentionRun *run, int groups) {                              \
+        score_every_row(run, format, groups);                                                                     \
+    }                                                                                                             \
+    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int least) { add_every_row(run, format, least); }
+DEFINE_ATTENTION(KV_F32)
+DEFINE_ATTENTION(KV_F16)
+DEFINE_ATTENTION(KV_I8)
+
+/* By KVFormat. */
+static void (*const NAME(score)[])(const AttentionRun *, int) = {NAME(score_KV_F32), NAME(score_KV_F16),
+                                                                 NAME(score_KV_I8)};
+static void (*const NAME(add)[])(const AttentionRun *, int) = {NAME(add_KV_F32), NAME(add_KV_F16), NAME(add_KV_I8)};
+
+static void NAME(attend)(const AttentionRun *run) {
+    int most = 0, least = RUN_TOKENS;
+    for (int r = 0; r < run->rows; r++) {
+        if (run->visible[r] > most) most = run->visible[r];
+        if (run->visible[r] < least) least = run->visible[r];
+    }
+    NAME(score)[run->key_format](run, (most + LANES - 1) / LANES);
+    for (int r = 0; r < run->rows; r++) {
+        weigh_row(run, r);
+        memset(run->out[r] + PARTIAL_VALUES, 0, (size_t)run->head_dim * sizeof(float));
+    }
+    NAME(add)[run->value_format](run, least);
+}
+
+static void NAME(merge)(float *state, const float *next, int head_dim) {
+    float largest = state[PARTIAL_MAX] > next[PARTIAL_MAX] ? state[PARTIAL_MAX] : next[PARTIAL_MAX];
+    float old = exp1(state[PARTIAL_MAX] - largest), new = exp1(next[PARTIAL_MAX] - largest);
+    state[PARTIAL_MAX] = largest;
+    state[PARTIAL_SUM] = fmaf(state[PARTIAL_SUM], old, next[PARTIAL_SUM] * new);
+    vf keep = v_set1(old), take = v_set1(new);
+    for (int d = PARTIAL_VALUES; d < PARTIAL_VALUES + head_dim; d += LANES)
+        v_store(state + d, v_fma(v_load(state + d), keep, v_mul(v_load(next + d), take)));
+}
+
+static void NAME(finish)(const float *state, int head_dim, float *out) {
+    vf sum = v_set1(state[PARTIAL_SUM]);
+    for (int d = 0; d < head_dim; d += LANES) v_store(out + d, v_div(v_load(state + PARTIAL_VALUES + d), sum));
+}
