@@ -11,22 +11,28 @@ from llamay.model.decoder import Rows
 
 def run_case(engine: Engine, case: Case) -> Seconds:
     """Prefills, forks, decodes greedily; the fork is in neither time."""
-    prompt, steps = case["prompt"], case["steps"]
+    engine.cache.clear_tree()
     start = time.perf_counter()
-    branch = engine.read(engine.cache.new_context(), prompt)
-    token = int(branch.logits.argmax())
+    branch = engine.prefill(case["prompt"])
     prefill_s = time.perf_counter() - start
-    branches: list[Branch] = [branch, *(engine.fork(branch) for _ in range(case["branches"] - 1))]
-    tokens = [(token + i) % engine.decoder.vocab_size for i in range(len(branches))]
+    branches = [branch, *branch.fork(case["branches"] - 1)]
+    decode_s = engine.call(lambda: decode(engine, branches, case["steps"]))
+    for branch in branches:
+        branch.close()
+    return {"prefill_s": prefill_s, "decode_s": decode_s}
+
+
+def decode(engine: Engine, branches: list[Branch], steps: int) -> float:
+    """Seconds of greedy steps, whatever would end an answer; first tokens differ by branch."""
+    decoder = engine.model.decoder
+    logits = branches[0].context.logits
+    assert logits is not None
+    tokens = [(int(logits.argmax()) + i) % decoder.vocab_size for i in range(len(branches))]
     start = time.perf_counter()
     for _ in range(steps):
         rows = [Rows(b.context, [t]) for b, t in zip(branches, tokens, strict=True)]
-        logits = engine.decoder.forward(engine.cache, rows, Control())
-        tokens = [int(row.argmax()) for row in logits]
-    decode_s = time.perf_counter() - start
-    for branch in branches:
-        branch.context.close()
-    return {"prefill_s": prefill_s, "decode_s": decode_s}
+        tokens = [int(row.argmax()) for row in decoder.forward(engine.cache, rows, Control())]
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -34,8 +40,9 @@ def main() -> None:
     if args.kv != "f32":
         raise SystemExit(f"llamay has no {args.kv} cache yet; use --kv f32")
     engine = Engine.load(args.model, threads=args.threads, context_size=args.context_tokens)
-    program = f"llamay ({engine.decoder.kernels.name})"
-    serve(program, engine.decoder.vocab_size, lambda case: run_case(engine, case))
+    decoder = engine.model.decoder
+    program = f"llamay ({decoder.kernels.name})"
+    serve(program, decoder.vocab_size, lambda case: run_case(engine, case))
 
 
 if __name__ == "__main__":
