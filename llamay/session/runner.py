@@ -277,7 +277,8 @@ class Runner:
         message = str(error) if known else f"unexpected {type(error).__name__}: {error}"
         with self._writer.lock:
             for node in job:
-                if self._is_queued(node):
+                waits = node in self._tree.nodes and self._tree.nodes[node].state in RUNNING
+                if waits and self._states.answers(node) is None:
                     self._writer.change(
                         SetState(node, "failed", error=message),
                         events=[AnswerFailed(node, message), TreeChanged((node,))],
