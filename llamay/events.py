@@ -94,7 +94,10 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerProgress:
-    """An answer's prompt is being read: `done` of `total` tokens, `cached` of them not computed."""
+    """An answer's prompt is being read: `done` of `total` tokens are known.
+
+    cached: those of them that were found in memory or on disk, and not computed
+    """
 
     node: int
     total: int

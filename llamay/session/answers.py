@@ -104,7 +104,7 @@ class Answers:
             self.prefill_tokens_per_s = event.done / event.seconds
         return Told(
             events=[
-                AnswerProgress(node, total, cached, event.done, event.seconds)
+                AnswerProgress(node, total, cached, cached + event.done, event.seconds)
                 for node in self.nodes
             ]
         )
