@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_PANES = 4
 _MIN_PANE_WIDTH = 30
-_FIGURES_S = 0.5
+_FIGURES_S = 0.25
 
 
 class CompareScreen(Screen[int | None]):
@@ -101,7 +101,7 @@ class CompareScreen(Screen[int | None]):
                 for index in range(len(nodes))
             )
             self._arrange()
-        self._show_shared()
+        self._show_figures()
         if not stay:
             self.set_focus(self._chosen.view)
 
@@ -126,16 +126,16 @@ class CompareScreen(Screen[int | None]):
         for pane in self.panes:
             if pane.node.id in update.nodes or update.place:
                 pane.refresh_branch()
-        if update.nodes:
-            self._show_shared()
+        if update.tree or update.events:
+            self._show_figures()
             self.refresh_bindings()
 
-    def _show_shared(self) -> None:
+    def _show_figures(self) -> None:
+        """What counts and clocks say; some times a second, since text comes more often."""
         tokens = text.plural(self._comparison.shared_tokens, "token")
         pages = text.plural(self._comparison.shared_pages(), "page")
-        self.query_one("#shared", Static).update(Content(f"shared: {tokens} · {pages}"))
-
-    def _show_figures(self) -> None:
+        line = Content(f"shared: {tokens} · {pages}")
+        self.query_one("#shared", Static).update(line, layout=False)
         for pane in self.panes:
             pane.refresh_figures()
         running = [self._bridge.running.get(node) for node in self._comparison.nodes]

@@ -32,6 +32,8 @@ class ComparePane(Vertical):
         self.index = index
         self.view = TurnsView()
         self._foot = Static(classes="foot")
+        self._shown_head = self._shown_figures = self._shown_state = ""
+        self._shown_lines = 0
 
     def compose(self) -> ComposeResult:
         yield self.view
@@ -48,16 +50,26 @@ class ComparePane(Vertical):
     def refresh_branch(self) -> None:
         """Shows what the branch has become."""
         self.comparison.refresh(self.index)
-        self.border_title = Content(self._head())
+        head = self._head()
+        if head != self._shown_head:
+            self._shown_head = head
+            self.border_title = Content(head)
         self.view.show(self.comparison.turns(self.index))
-        self.refresh_figures()
+        if self.node.state != self._shown_state:
+            self._shown_state = self.node.state
+            self.refresh_figures()
 
     def refresh_figures(self) -> None:
         """Shows the branch's counts; other branches' tokens may change how many are its own."""
         figures = self.figures()
         if 0 < self._foot.size.width < cell_len(figures):
             figures = figures.replace(" · ", "·")
-        self._foot.update(Content(figures))
+        if figures != self._shown_figures:
+            self._foot.update(Content(figures), layout=self._lines(figures) != self._shown_lines)
+            self._shown_figures, self._shown_lines = figures, self._lines(figures)
+
+    def _lines(self, figures: str) -> int:
+        return -(-cell_len(figures) // max(self._foot.size.width, 1))
 
     def _head(self) -> str:
         node = self.node

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from textual import events
 from textual.content import Content
@@ -15,6 +16,7 @@ from textual.style import Style
 from llamay.tui.wrapped import Mark, Wrapped
 
 _HEAD = Style(bold=True, dim=True)
+_BLANK = Content()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class TurnsView(ScrollView, can_focus=True):
         self._turns: Sequence[Turn] = ()
         self._wrapped: list[Wrapped] = []
         self._lines: list[Content] = []
+        self._strips: dict[int, tuple[Content, int, Style, Strip]] = {}
         self._moving = False
 
     @property
@@ -66,16 +69,28 @@ class TurnsView(ScrollView, can_focus=True):
         at_end = self.scroll_target_y >= self.max_scroll_y
         del self._wrapped[len(self._turns) :]
         self._wrapped += [Wrapped() for _ in self._turns[len(self._wrapped) :]]
-        self._lines = []
+        before, self._lines = self._lines, []
         for turn, wrapped in zip(self._turns, self._wrapped, strict=True):
             wrapped.update(turn.text, width, turn.mark)
-            self._lines += [Content()] if self._lines else []
+            self._lines += [_BLANK] if self._lines else []
             self._lines += [Content(turn.head).stylize(_HEAD)] if turn.head else []
             self._lines += wrapped.lines
-        self.virtual_size = Size(width, len(self._lines))
+        self._set_height(len(self._lines))
         if at_end:
             self._move(self.max_scroll_y)
-        self.refresh()
+        same = takewhile(lambda pair: pair[0] is pair[1], zip(before, self._lines, strict=False))
+        first = sum(1 for _ in same)
+        self.refresh_lines(first, max(len(before), len(self._lines)) - first)
+
+    def _set_height(self, lines: int) -> None:
+        """Takes a number of lines; without laying out the screen again, if it has the room."""
+        size, height = Size(self.scrollable_content_region.width, lines), self.size.height
+        if (lines > height) != (self.virtual_size.height > height):
+            self.virtual_size = size  # the scroll bar comes or goes
+            return
+        self.set_reactive(TurnsView.virtual_size, size)
+        if self.show_vertical_scrollbar:
+            self.vertical_scrollbar.window_virtual_size = lines
 
     def _move(self, y: float) -> None:
         self._moving = True
@@ -106,6 +121,15 @@ class TurnsView(ScrollView, can_focus=True):
         if selection is not None and (span := selection.get_span(line_y)) is not None:
             start, end = span
             chosen = self.screen.get_visual_style("screen--selection")
-            line = line.stylize(chosen, start, len(line) if end == -1 else end)
+            return self._strip(
+                line.stylize(chosen, start, len(line) if end == -1 else end), line_y, style
+            )
+        known = self._strips.get(line_y)
+        if known is None or known[0] is not line or known[1:3] != (width, style):
+            known = (line, width, style, self._strip(line, line_y, style))
+            self._strips[line_y] = known
+        return known[3]
+
+    def _strip(self, line: Content, line_y: int, style: Style) -> Strip:
         strip = Strip(line.render_segments(style))
-        return strip.extend_cell_length(width, style.rich_style).apply_offsets(0, line_y)
+        return strip.extend_cell_length(self.size.width, style.rich_style).apply_offsets(0, line_y)
