@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import signal
 import threading
 import time
@@ -124,6 +125,11 @@ class LlamayApp(App[None]):
         self.main.show_loading(sentence)
 
     def _opened(self, session: "Session") -> None:
+        # The interface makes many short-lived objects; what is there by now is there to stay, and
+        # looking through it for garbage would take longer than an update.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         self.session = session
         self.bridge.attach(session)
         self.main.bind(session)

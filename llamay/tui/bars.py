@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static, TextArea
 
 from llamay.tui.bridge import Running
-from llamay.tui.text import clean, count, duration, one_line
+from llamay.tui.text import MUTED, clean, count, duration, one_line
 
 _MAX_BAR = 40
 _KEY_GAP = "  "
@@ -42,9 +42,7 @@ class Header(Widget):
         left = " · ".join(parts)
         room = width - cell_len(left)
         right = self._right if cell_len(self._right) <= room - 2 else ""
-        return Content.assemble(
-            (left, "bold"), " " * (room - cell_len(right)), (right, "$text-muted")
-        )
+        return Content.assemble((left, "bold"), " " * (room - cell_len(right)), (right, MUTED))
 
 
 class PrefillBar(Widget):
@@ -60,8 +58,10 @@ class PrefillBar(Widget):
     def show(self, running: Running | None) -> None:
         """Shows an answer's reading; None hides the bar."""
         self._reading = running
-        self.display = running is not None
-        self.refresh()
+        if self.display != (running is not None):
+            self.display = running is not None
+        if self.display:
+            self.refresh()
 
     @property
     def sentence(self) -> str:
@@ -87,7 +87,7 @@ class PrefillBar(Widget):
         bar = Content.assemble(
             ("█" * cached, "$primary"),
             ("▓" * (done - cached), "$accent"),
-            ("░" * (width - done), "$text-disabled"),
+            ("░" * (width - done), "$foreground 40%"),
         )
         return Content.assemble(("reading  ", "bold"), bar, "  ", sentence)
 
@@ -103,6 +103,8 @@ class NoticeBar(Static):
 
     def show(self, message: str, level: str = "info") -> None:
         """Shows a sentence; an empty one hides the line."""
+        if not message and not self.display:
+            return
         sign = {"info": "", "warning": "! ", "error": "✗ "}[level]
         self.update(Content(sign + clean(message)))
         self.set_class(level == "warning", "-warning")
@@ -129,12 +131,14 @@ class StatusBar(Widget):
         super().__init__(id=id)
         self._figures = ""
         self._shown: list[_Shown] = []
+        self._keys: list[tuple[Binding, str, str]] | None = None  # until bindings change
 
     def on_mount(self) -> None:
         """Follows the screen's bindings."""
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
 
     def _bindings_changed(self, screen: Screen[object]) -> None:
+        self._keys = None
         self.refresh()
 
     def show(self, figures: str) -> None:
@@ -146,7 +150,8 @@ class StatusBar(Widget):
     def render(self) -> Content:
         width = self.size.width
         figures = one_line(self._figures)
-        keys = self._keys()
+        self._keys = self._keys or self._applying()
+        keys = list(self._keys)
         position = cell_len(figures) + 3 if figures else 0
         parts: list[Content | str | tuple[str, str]] = [(figures, "bold"), "   "] if figures else []
         self._shown = []
@@ -162,7 +167,7 @@ class StatusBar(Widget):
             position += size + len(_KEY_GAP)
         return Content.assemble(*parts)
 
-    def _keys(self) -> list[tuple[Binding, str, str]]:
+    def _applying(self) -> list[tuple[Binding, str, str]]:
         """Bindings with the key and the word for each, those of the focus first."""
         found: dict[str, tuple[Binding, str, str]] = {}
         typing = isinstance(self.screen.focused, TextArea | Input)

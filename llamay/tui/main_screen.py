@@ -92,9 +92,8 @@ class MainScreen(Screen[None]):
         regions = self.regions
         regions.bind(session, self.app.bridge)
         regions.transcript.model_name = (self.app.host.title or ["Answer"])[0]
-        regions.transcript.marked = regions.tree_view.marked = self.marked
-        regions.transcript.bind(session)
-        regions.tree_view.bind(session, self.app.bridge)
+        regions.transcript.bind(session, self.marked)
+        regions.tree_view.bind(session, self.marked)
         tree = session.tree
         regions.editor.past = [node.text for node in tree.nodes.values() if node.role == "user"]
         self.show_node(session.place, at_end=True)
@@ -190,6 +189,7 @@ class MainScreen(Screen[None]):
             if figures.copy_pages > figures.pages:
                 summary += f", a copy would be {count(figures.copy_pages)}"
         self.regions.show_summary(summary)
+        self.regions.tree_view.refresh_figures()
         self._show_status()
 
     def _show_status(self) -> None:

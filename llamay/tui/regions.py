@@ -36,6 +36,7 @@ class Regions(Horizontal):
         self.editor = Editor(id="editor")
         self._search = SearchBar(id="search", placeholder="search all turns")
         self._summary = Static(id="tree-summary")
+        self._last_summary = ""
         self._before_search = 0
         self.inspector: Inspector | None = None
         self._session: Session | None = None
@@ -90,7 +91,7 @@ class Regions(Horizontal):
     def go(self, target: Widget) -> None:
         """Moves the focus to a widget in any region."""
         self._show_region_of(target)
-        target.focus()
+        self.screen.set_focus(target)  # at once: `focus` lets keys go to the old place first
 
     def go_round(self, step: int) -> None:
         """Moves the focus to the next place that takes it: tree, transcript, editor, state."""
@@ -121,7 +122,9 @@ class Regions(Horizontal):
 
     def show_summary(self, sentence: str) -> None:
         """Shows the figures of the whole session below the tree."""
-        self._summary.update(Content(sentence))
+        if sentence != self._last_summary:  # an update lays the screen out again
+            self._last_summary = sentence
+            self._summary.update(Content(sentence))
 
     def title_talk(self, title: str) -> None:
         """Names the branch that the transcript shows."""

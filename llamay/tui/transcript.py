@@ -11,14 +11,16 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
-from textual.geometry import Size
+from textual.geometry import Region
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.theme import Theme
 
 from llamay.tui import describe
 from llamay.tui.keys import TRANSCRIPT, bindings
 from llamay.tui.markdown import STYLES, Markdown
+from llamay.tui.scrolling import set_lines
 from llamay.tui.turn import Turn
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Transcript(ScrollView, can_focus=True):
     DEFAULT_CSS = """
     Transcript { overflow-x: hidden; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     Transcript > .transcript--heading { text-style: bold; color: $text-primary; }
-    Transcript > .transcript--muted { color: $text-muted; }
+    Transcript > .transcript--muted { color: $foreground 60%; }
     Transcript > .transcript--warning { color: $text-warning; }
     Transcript > .transcript--error { color: $text-error; text-style: bold; }
     Transcript > .transcript--chosen { color: $primary; }
@@ -52,7 +54,7 @@ class Transcript(ScrollView, can_focus=True):
     Transcript > .transcript--codeblock { background: $boost; color: $foreground; }
     Transcript > .transcript--keyword { color: $text-accent; }
     Transcript > .transcript--string { color: $text-success; }
-    Transcript > .transcript--comment { color: $text-muted; text-style: italic; }
+    Transcript > .transcript--comment { color: $foreground 60%; text-style: italic; }
     Transcript > .transcript--number { color: $text-warning; }
     Transcript > .transcript--name { color: $text-primary; }
     """
@@ -84,19 +86,22 @@ class Transcript(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.model_name = "Answer"
         self.resume_key = "R"
-        self.marked: set[int] = set()
+        self._marked: set[int] = set()
         self.chosen: int | None = None
         self._session: Session | None = None
         self._path: list[int] = []
         self._turns: dict[int, Turn] = {}
         self._starts: list[int] = [0]
         self._styles: dict[str, Style] = {}
+        self._base = Style.null()
+        self._line_width = 0
         self._follows = True
         self._settling = False
 
-    def bind(self, session: "Session") -> None:
-        """Shows turns of `session` from now on; none yet."""
+    def bind(self, session: "Session", marked: set[int]) -> None:
+        """Shows turns of `session` from now on, none yet; marked: nodes with a check mark."""
         self._session, self._path, self._turns, self.chosen = session, [], {}, None
+        self._marked = marked
         self._lay_out()
 
     @property
@@ -120,13 +125,14 @@ class Transcript(ScrollView, can_focus=True):
         """Looks again at these nodes, or at all."""
         if self._session is None:
             return
-        changed = False
-        for id in self._path:
-            if nodes is None or id in nodes:
-                changed |= self._refresh_turn(id)
-        if changed or nodes is None:
+        changed = [
+            id for id in self._path if (nodes is None or id in nodes) and self._refresh_turn(id)
+        ]
+        if nodes is None:
             self._forget_turns()
             self._lay_out()
+        elif changed:
+            self._lay_out(changed[0])
 
     def toggle_long(self) -> bool:
         """Shows or folds what is long in the chosen turn; False if there is nothing."""
@@ -176,7 +182,7 @@ class Transcript(ScrollView, can_focus=True):
         text = node.text if node.role != "root" else tree.effective(id).system or ""
         return turn.show(
             text,
-            describe.heading(tree, node, self.model_name, marked=id in self.marked),
+            describe.heading(tree, node, self.model_name, marked=id in self._marked),
             describe.foot(node, self.resume_key),
             writing=node.state in describe.RUNNING,
         )
@@ -191,6 +197,7 @@ class Transcript(ScrollView, can_focus=True):
             name: self.get_component_rich_style(f"transcript--{name}", partial=name != "codeblock")
             for name in (*STYLES, *_LINE_STYLES, "chosen")
         }
+        self._base, self._line_width = self.rich_style, self.scrollable_content_region.width
         markdown = Markdown(self._width, self._styles)
         for turn in self._turns.values():
             turn.set_look(markdown, self._width)
@@ -198,19 +205,27 @@ class Transcript(ScrollView, can_focus=True):
     def _count_lines(self) -> None:
         heights = (self._turns[id].height for id in self._path)
         self._starts = [0, *accumulate(heights)]
-        size = Size(self.scrollable_content_region.width, self._starts[-1])
-        if size != self.virtual_size:
-            self.virtual_size = size
+        set_lines(self, self._starts[-1])
 
-    def _lay_out(self) -> None:
-        """Takes in what changed, and stays where it was, or at the end."""
+    def _lay_out(self, grown: int | None = None) -> None:
+        """Takes in what changed, and stays where it was, or at the end.
+
+        grown: the first node whose turn changed, if only turns' ends did
+        """
         if not self._styles or not self._width:
             return
+        y = self.scroll_offset.y
         self._count_lines()
         if self._follows:
             self._scroll_to_end()
         self._settle_visible()
-        self.refresh()
+        if grown is None or self.scroll_offset.y != y:
+            self.refresh()
+            return
+        index = self._path.index(grown)
+        top = max(self._starts[index] + self._turns[grown].changed_from - y, 0)
+        if top < self.size.height:
+            self.refresh(Region(0, top, self.size.width, self.size.height - top))
 
     def _scroll_to_end(self) -> None:
         height = self.scrollable_content_region.height
@@ -245,11 +260,13 @@ class Transcript(ScrollView, can_focus=True):
             if not self._settling:
                 self._follows = self.scroll_offset.y >= self.max_scroll_y
 
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        if self._styles:
-            self._set_look()
-            self._lay_out()
+    def on_mount(self) -> None:
+        """Follows the theme."""
+        self.app.theme_changed_signal.subscribe(self, self._theme_changed)
+
+    def _theme_changed(self, theme: Theme) -> None:
+        self._set_look()
+        self._lay_out()
 
     def on_resize(self, event: events.Resize) -> None:
         """Wraps all lines anew, and keeps the turn at the top at the top."""
@@ -260,22 +277,22 @@ class Transcript(ScrollView, can_focus=True):
             self._scroll(self._starts[self._path.index(top)])
 
     def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
+        width = self._line_width
         line = self.scroll_offset.y + y
         id = self._turn_at(line)
         if id is None:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self._base)
         start = self._starts[self._path.index(id)]
         try:
             name, text = self._turns[id].line(line - start)
         except IndexError:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self._base)
         chosen = id == self.chosen and name != "gap"
         gutter = Segment(_CHOSEN if chosen else _OTHER, self._styles["chosen"])
         base = self._styles.get(name)
         segments = [s for s in text.render(self.app.console) if s.text]
         strip = Strip([gutter, *(Segment.apply_style(segments, base) if base else segments)])
-        return strip.apply_style(self.rich_style).adjust_cell_length(width, self.rich_style)
+        return strip.apply_style(self._base).adjust_cell_length(width, self._base)
 
     def _turn_at(self, line: int) -> int | None:
         if not 0 <= line < self._starts[-1]:

@@ -5,41 +5,36 @@ from collections.abc import Collection
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.cells import cell_len, set_cell_size
-from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
-from textual.geometry import Size
+from textual.geometry import Region
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.theme import Theme
 
 from llamay.tui import describe
-from llamay.tui.bridge import Bridge
 from llamay.tui.keys import TREE, bindings
-from llamay.tui.text import count, one_line
+from llamay.tui.scrolling import set_lines
+from llamay.tui.tree_lines import STYLES, TreeLines
 from llamay.tui.tree_rows import Row, rows
 
 if TYPE_CHECKING:
-    from llamay.session import Session, Where
-    from llamay.session.tree import Node
+    from llamay.session import Session
 
 FILTERS = ("all", "branch ends", "labelled", "marked", "unfinished")
-_PLACES = {"memory": "RAM", "disk": "disk", "none": "text only"}
-_STYLES = ("guide", "quiet", "active", "cursor", "tag", "wrong", "match")
-_MIN_TEXT = 12
 
 
 class TreeView(ScrollView, can_focus=True):
     """Rows of the session's tree; `cursor` is the node that is chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(TREE)]
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"tree--{name}" for name in _STYLES}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"tree--{name}" for name in STYLES}
     DEFAULT_CSS = """
     TreeView { overflow-x: hidden; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
-    TreeView > .tree--guide { color: $text-disabled; }
-    TreeView > .tree--quiet { color: $text-muted; }
+    TreeView > .tree--guide { color: $foreground 40%; }
+    TreeView > .tree--quiet { color: $foreground 60%; }
     TreeView > .tree--active { text-style: bold; }
     TreeView > .tree--cursor { text-style: reverse; }
     TreeView > .tree--tag { color: $text-accent; }
@@ -75,45 +70,65 @@ class TreeView(ScrollView, can_focus=True):
         self.marked: set[int] = set()
         self.filter = FILTERS[0]
         self._session: Session | None = None
-        self._bridge: Bridge | None = None
+        self._lines: TreeLines | None = None
         self._matches: set[int] | None = None
         self._folded: set[int] = set()
-        self._active: set[int] = set()
         self._rows: list[Row] = []
         self._index: dict[int, int] = {}  # of a node's row
+        self._heights: list[int] = []
         self._starts: list[int] = [0]
-        self._where: dict[int, Where] = {}
         self._styles: dict[str, Style] = {}
+        self._base = Style.null()
+        self._width = 0
 
-    def bind(self, session: "Session", bridge: Bridge) -> None:
-        """Shows the tree of `session` from now on."""
-        self._session, self._bridge = session, bridge
+    def bind(self, session: "Session", marked: set[int]) -> None:
+        """Shows the tree of `session` from now on; marked: nodes with a check mark."""
+        self._session, self.marked = session, marked
+        self._lines = TreeLines(session, marked)
+        self._lines.set_look(self._width, self._styles)
         self._folded, self._matches, self.filter = set(), None, FILTERS[0]
         self.cursor = session.place
         self.refresh_tree()
 
     def refresh_tree(self) -> None:
         """Looks again at the whole tree."""
-        if self._session is None:
+        if self._session is None or self._lines is None:
             return
         tree = self._session.tree
-        self._active = set(tree.path(self._session.place))
-        self._where.clear()
+        self._lines.active = set(tree.path(self._session.place))
+        self._lines.matches = self._matches
+        self._lines.forget(list(tree.nodes))
+        self._lines.forget_figures()
         self._rows = rows(tree, self._folded, self._only())
         self._index = {row.node: index for index, row in enumerate(self._rows)}
+        self._measure()
         if self.cursor not in self._index:
             self._set_cursor(self._nearest(self.cursor))
-        self._count_lines()
         self.scroll_to_cursor()
         self.refresh()
 
     def refresh_nodes(self, nodes: Collection[int]) -> None:
-        """Looks again at these nodes' text; the tree is as it was."""
-        for node in nodes:
-            self._where.pop(node, None)
-        if any(node in self._index for node in nodes):
-            self._count_lines()
-            self.refresh()
+        """Looks again at these nodes' texts; the tree is as it was."""
+        if self._lines is None:
+            return
+        self._lines.forget(nodes)
+        for index in (self._index[node] for node in nodes if node in self._index):
+            if self._lines.height(self._rows[index]) != self._heights[index]:
+                self._measure()
+                self.refresh()
+                return
+            self._refresh_row(index)
+
+    def refresh_figures(self) -> None:
+        """Looks again at what the branches hold whose ends are on the screen."""
+        if self._lines is None or not self._width:
+            return
+        top = self.scroll_offset.y
+        first = bisect_right(self._starts, top) - 1
+        last = bisect_right(self._starts, top + self.size.height)
+        for index, row in enumerate(self._rows[first:last], first):
+            if not row.children and self._lines.changed_figures(row.node):
+                self._refresh_row(index)
 
     def choose(self, node: int) -> None:
         """Puts the cursor on a node and unfolds what hides it; tells nobody."""
@@ -124,9 +139,9 @@ class TreeView(ScrollView, can_focus=True):
             self._folded -= hiding
             self.cursor = node
             self.refresh_tree()
-        self.cursor = node
-        self.scroll_to_cursor()
-        self.refresh()
+        elif node != self.cursor:
+            self._draw_cursor(node)
+            self.scroll_to_cursor()
 
     def move_to(self, node: int) -> None:
         """Puts the cursor on a node that has a row, and tells so."""
@@ -166,6 +181,7 @@ class TreeView(ScrollView, can_focus=True):
     # rows
 
     def _only(self) -> set[int] | None:
+        """The nodes that search or filter leave; None for all."""
         if self._matches is not None:
             return self._matches
         assert self._session is not None, "bind comes first"
@@ -187,164 +203,72 @@ class TreeView(ScrollView, can_focus=True):
         above = self._session.tree.path(node) if node in self._session.tree.nodes else []
         return next((id for id in reversed(above) if id in self._index), self._rows[0].node)
 
-    def _count_lines(self) -> None:
-        self._starts = [0, *accumulate(self._height(row) for row in self._rows)]
-        size = Size(self.scrollable_content_region.width, self._starts[-1])
-        if size != self.virtual_size:
-            self.virtual_size = size
+    def _measure(self) -> None:
+        """Takes the rows' heights anew."""
+        if self._lines is not None and self._width:
+            self._heights = [self._lines.height(row) for row in self._rows]
+            self._starts = [0, *accumulate(self._heights)]
+            set_lines(self, self._starts[-1])
 
-    def _height(self, row: Row) -> int:
-        if not row.children:
-            return 2
-        node = self._node(row)
-        return 2 if cell_len(self._preview(node)) > self._text_width(row, node) else 1
-
-    def _node(self, row: Row) -> "Node":
-        assert self._session is not None, "bind comes first"
-        return self._session.tree.node(row.node)
-
-    def _preview(self, node: "Node") -> str:
-        assert self._session is not None, "bind comes first"
-        return describe.preview(self._session.tree, node)
-
-    def _text_width(self, row: Row, node: "Node") -> int:
-        """Cells for the preview in the first line."""
-        before = cell_len(self._before(row.first)) + len(self._sign(row, node)) + 1
-        tags = cell_len(self._tags(row, node))
-        return max(self.scrollable_content_region.width - before - tags - bool(tags), 1)
-
-    def _before(self, connectors: str) -> str:
-        """Connectors, of which only the last are shown if they would leave no room for text."""
-        most = max(self.scrollable_content_region.width - _MIN_TEXT, 2)
-        return connectors if len(connectors) <= most else "…" + connectors[-most + 1 :]
-
-    def _sign(self, row: Row, node: "Node") -> str:
-        """Who a turn is of, filled on the active path; what is folded and what can be."""
-        if row.below:
-            return "⊞"
-        if row.children > 1:
-            return "⊟"
-        active = row.node in self._active
-        if node.role == "user":
-            return "❯" if active else "›"
-        return "●" if active else "○"
-
-    def _tags(self, row: Row, node: "Node") -> str:
-        tags = [f"({row.below})"] if row.below else []
-        if node.label:
-            tags.append(f"[{one_line(node.label)}]")
-        if word := describe.state_word(node):
-            tags.append(word)
-        if self._session is not None and row.node == self._session.place:
-            tags.append("← here")
-        return " ".join(tags)
-
-    def _figures(self, node: int, width: int) -> str:
-        """What a branch holds, as fully as has room: tokens, own and shared pages, and where."""
-        assert self._session is not None, "bind comes first"
-        where = self._where.get(node)
-        if where is None:
-            where = self._where[node] = self._session.where(node)
-        tokens, place = f"{count(where.tokens)} tok", _PLACES[where.place]
-        own, shared = where.own_pages, where.shared_pages
-        return next(
-            (
-                figures
-                for figures in (
-                    f"{tokens} · {own} own {shared} shared · {place}",
-                    f"{tokens} · {own}+{shared} pages · {place}",
-                    f"{tokens} {own}+{shared}p {place}",
-                    f"{tokens} {place}",
-                )
-                if cell_len(figures) <= width
-            ),
-            tokens,
-        )
-
-    # lines
+    def _refresh_row(self, index: int) -> None:
+        """Draws a row anew, if it is on the screen."""
+        if not self._width:
+            return
+        top = self._starts[index] - self.scroll_offset.y
+        if -self._heights[index] < top < self.size.height:
+            self.refresh(Region(0, top, self.size.width, self._heights[index]))
 
     def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
         line = self.scroll_offset.y + y
-        if not self._rows or not self._styles or line >= self._starts[-1]:
-            return Strip.blank(width, self.rich_style)
+        if self._lines is None or not self._styles or line >= self._starts[-1]:
+            return Strip.blank(self._width, self._base)
         index = bisect_right(self._starts, line) - 1
         row = self._rows[index]
-        first = line == self._starts[index]
-        segments = self._first_line(row) if first else self._second_line(row)
-        strip = Strip(segments).adjust_cell_length(width)
+        strip = Strip(self._lines.line(row, line - self._starts[index]))
+        strip = strip.adjust_cell_length(self._width)
         if row.node == self.cursor:
             strip = strip.apply_style(self._styles["cursor"])
-        return strip.apply_style(self.rich_style)
-
-    def _first_line(self, row: Row) -> list[Segment]:
-        node = self._node(row)
-        width = self._text_width(row, node)
-        mark = "✓ " if row.node in self.marked else ""
-        text = set_cell_size(mark + self._preview(node), width)
-        style = self._text_style(row)
-        tags = self._tags(row, node)
-        wrong = node.state in ("failed", "interrupted")
-        segments = [
-            Segment(self._before(row.first), self._styles["guide"]),
-            Segment(f"{self._sign(row, node)} ", style),
-            Segment(text, style),
-        ]
-        if tags:
-            segments += [Segment(" "), Segment(tags, self._styles["wrong" if wrong else "tag"])]
-        return segments
-
-    def _second_line(self, row: Row) -> list[Segment]:
-        before = self._before(row.rest) + "  " * (not row.rest.endswith("│ "))
-        width = max(self.scrollable_content_region.width - cell_len(before), 1)
-        if not row.children:
-            text = self._figures(row.node, width)
-        else:
-            node = self._node(row)
-            preview, used = self._preview(node), self._text_width(row, node)
-            mark = "✓ " if row.node in self.marked else ""
-            shown = set_cell_size(mark + preview, used).rstrip()
-            text = preview[len(shown) - len(mark) :].lstrip()
-            if cell_len(text) > width:
-                text = set_cell_size(text, width - 1).rstrip() + "…"
-        return [Segment(before, self._styles["guide"]), Segment(text, self._styles["quiet"])]
-
-    def _text_style(self, row: Row) -> Style:
-        style = self._styles["active"] if row.node in self._active else Style.null()
-        only = self._matches
-        if only is None:
-            return style
-        return style + self._styles["match" if row.node in only else "quiet"]
+        return strip.apply_style(self._base)
 
     def _set_look(self) -> None:
         self._styles = {
-            name: self.get_component_rich_style(f"tree--{name}", partial=True) for name in _STYLES
+            name: self.get_component_rich_style(f"tree--{name}", partial=True) for name in STYLES
         }
+        self._base, self._width = self.rich_style, self.scrollable_content_region.width
+        if self._lines is not None:
+            self._lines.set_look(self._width, self._styles)
 
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        if self._styles:
-            self._set_look()
-            self.refresh()
+    def on_mount(self) -> None:
+        """Follows the theme."""
+        self.app.theme_changed_signal.subscribe(self, self._theme_changed)
+
+    def _theme_changed(self, theme: Theme) -> None:
+        self._set_look()
+        self.refresh()
 
     def on_resize(self, event: events.Resize) -> None:
         """Lays the rows out in the new width."""
         self._set_look()
-        self._count_lines()
+        self._measure()
         self.scroll_to_cursor()
 
     # what the user does
 
     def _set_cursor(self, node: int) -> None:
         if node != self.cursor:
-            self.cursor = node
+            self._draw_cursor(node)
             self.post_message(self.Chosen(node))
+
+    def _draw_cursor(self, node: int) -> None:
+        before, self.cursor = self.cursor, node
+        for changed in (before, node):
+            if changed in self._index:
+                self._refresh_row(self._index[changed])
 
     def _move(self, index: int) -> None:
         if self._rows:
             self._set_cursor(self._rows[max(0, min(index, len(self._rows) - 1))].node)
             self.scroll_to_cursor()
-            self.refresh()
 
     @property
     def _row_index(self) -> int:
@@ -377,7 +301,7 @@ class TreeView(ScrollView, can_focus=True):
         if row.children > 1 and not row.below:
             self.action_fold()
         elif self._session is not None and row.node != self._session.tree.root.id:
-            self._move(self._index[self._node(row).parent])
+            self._move(self._index[self._session.tree.node(row.node).parent])
 
     def action_right(self) -> None:
         """Unfolds, or goes to the turn after."""

@@ -55,6 +55,7 @@ class Turn:
         self._blocks = Blocks()
         self._finished = False
         self._units: list[_Unit] = []
+        self._changed = 0  # the first unit that the last change touched
         self._growing = 0  # units at the end that are made anew with each piece
         self._marked: _Unit | None = None  # the one rendered with the mark of what is written
         self._markdown: Markdown | None = None
@@ -102,6 +103,11 @@ class Turn:
             blocks = [*self._blocks.complete, *self._blocks.growing]
             return any(block.kind == "thinking" for block in blocks)
         return self._is_long
+
+    @property
+    def changed_from(self) -> int:
+        """The first line that the last change can have touched, but for the heading."""
+        return self._line_starts()[1 + min(self._changed, len(self._units))]
 
     @property
     def height(self) -> int:
@@ -169,6 +175,7 @@ class Turn:
         if self._marked is not None:
             self._forget(self._marked)
         del self._units[len(self._units) - self._growing :]
+        self._changed = max(len(self._units) - 1, 0)
         new = [*self._blocks.complete[len(self._units) :], *self._blocks.growing]
         self._units += [_Unit(block, self._estimate(block)) for block in new]
         self._growing = len(self._blocks.growing)

@@ -3,7 +3,7 @@
 from textual.content import Content
 from textual.widgets import Static
 
-from llamay.tui.text import clean, one_line
+from llamay.tui.text import MUTED, clean, one_line
 
 
 class Welcome(Static):
@@ -18,7 +18,7 @@ class Welcome(Static):
             parts.append((f"{clean(loading)}\n\n", "bold"))
             parts.append("You can write already: what you send waits, and is answered then.\n")
             for text in waiting:
-                parts += [("\nwaiting  ", "$text-muted"), one_line(text)[:200]]
+                parts += [("\nwaiting  ", MUTED), one_line(text)[:200]]
         else:
             parts += [
                 ("A new conversation.\n\n", "bold"),
