@@ -37,7 +37,7 @@ class CompareScreen(Screen[int | None]):
     """Ends with the node that was promoted, or None."""
 
     CSS_PATH = "compare.tcss"
-    AUTO_FOCUS = "TurnsView"
+    AUTO_FOCUS = "ComparePane"
     BINDINGS: ClassVar[list[BindingType]] = [
         replace(binding, key_display="1-4") if binding.action == "pane(0)" else binding
         for binding in bindings(COMPARE)
@@ -81,7 +81,7 @@ class CompareScreen(Screen[int | None]):
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         for pane in self.panes:
-            if pane.view is event.widget:
+            if pane is event.widget:
                 self._focused_pane = pane.index
 
     async def _show(self) -> None:
@@ -103,7 +103,7 @@ class CompareScreen(Screen[int | None]):
             self._arrange()
         self._show_figures()
         if not stay:
-            self.set_focus(self._chosen.view)
+            self.set_focus(self._chosen)
 
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()
@@ -167,7 +167,7 @@ class CompareScreen(Screen[int | None]):
 
     def action_leave_prompt(self) -> None:
         """Goes from the prompt to the branch that had the focus before."""
-        self.set_focus(self._chosen.view)
+        self.set_focus(self._chosen)
 
     def action_stop(self) -> None:
         """Stops the answers of all panes."""
@@ -186,7 +186,7 @@ class CompareScreen(Screen[int | None]):
     def action_pane(self, index: int) -> None:
         """Goes to a branch, if there are so many."""
         if index < len(self.panes):
-            self.set_focus(self.panes[index].view)
+            self.set_focus(self.panes[index])
 
     def action_promote(self) -> None:
         """Makes the branch the place of the next message, and goes back."""
@@ -243,5 +243,5 @@ class CompareScreen(Screen[int | None]):
         """Scrolls the other panes to the same line, if they scroll together."""
         if self._together:
             for pane in self.panes:
-                if pane.view is not event.view:
-                    pane.view.follow(event.view.scroll_y)
+                if pane is not event.view:
+                    pane.follow(event.view.scroll_y)

@@ -3,17 +3,14 @@
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Static
 
 from llamay.sampling import SamplingParams, child_seed
 from llamay.session.tree import Node
 from llamay.tui import text
-from llamay.tui.bridge import Bridge
+from llamay.tui.bridge import Bridge, Running
 from llamay.tui.compare_branches import Comparison
-from llamay.tui.turns_view import TurnsView
+from llamay.tui.turns_view import Turn, TurnsView
 
 if TYPE_CHECKING:
     from llamay.session import Session
@@ -21,8 +18,8 @@ if TYPE_CHECKING:
 _DEFAULTS = SamplingParams()
 
 
-class ComparePane(Vertical):
-    """A branch by its last node; `refresh_branch` looks at it again."""
+class ComparePane(TurnsView):
+    """A branch by its last node: how it was sampled and its figures are in its border."""
 
     def __init__(self, session: "Session", bridge: Bridge, comparison: Comparison, index: int):
         super().__init__()
@@ -30,14 +27,7 @@ class ComparePane(Vertical):
         self._bridge = bridge
         self.comparison = comparison
         self.index = index
-        self.view = TurnsView()
-        self._foot = Static(classes="foot")
-        self._shown_head = self._shown_figures = self._shown_state = ""
-        self._shown_lines = 0
-
-    def compose(self) -> ComposeResult:
-        yield self.view
-        yield self._foot
+        self._titles = ("", "")
 
     def on_mount(self) -> None:
         self.refresh_branch()
@@ -49,27 +39,19 @@ class ComparePane(Vertical):
 
     def refresh_branch(self) -> None:
         """Shows what the branch has become."""
+        node = self.node
         self.comparison.refresh(self.index)
-        head = self._head()
-        if head != self._shown_head:
-            self._shown_head = head
-            self.border_title = Content(head)
-        self.view.show(self.comparison.turns(self.index))
-        if self.node.state != self._shown_state:
-            self._shown_state = self.node.state
-            self.refresh_figures()
+        turns = self.comparison.turns(self.index)
+        if node.state == "failed":
+            turns.append(Turn("Failed", node.error or "see the log"))
+        self.show(turns)
 
     def refresh_figures(self) -> None:
-        """Shows the branch's counts; other branches' tokens may change how many are its own."""
-        figures = self.figures()
-        if 0 < self._foot.size.width < cell_len(figures):
-            figures = figures.replace(" · ", "·")
-        if figures != self._shown_figures:
-            self._foot.update(Content(figures), layout=self._lines(figures) != self._shown_lines)
-            self._shown_figures, self._shown_lines = figures, self._lines(figures)
-
-    def _lines(self, figures: str) -> int:
-        return -(-cell_len(figures) // max(self._foot.size.width, 1))
+        """Shows the counts; other branches' tokens may change how many are this one's own."""
+        titles = self._head(), self.figures()
+        if titles != self._titles:
+            self._titles = titles
+            self.border_title, self.border_subtitle = map(Content, titles)
 
     def _head(self) -> str:
         node = self.node
@@ -79,7 +61,8 @@ class ComparePane(Vertical):
         words.append(self._sampled_with(node))
         if node.id == self._session.place:
             words.append("here")
-        return " · ".join(words)
+        head = " · ".join(words)
+        return self._fitting(head, head.replace(" · ", "·"))
 
     def _sampled_with(self, node: Node) -> str:
         settings = self._session.tree.effective(node.id)
@@ -93,25 +76,33 @@ class ComparePane(Vertical):
         return f"{_seed(node, settings.seed or 0)} · t {temperature:g}"
 
     def figures(self) -> str:
-        """The branch's state and counts in a line."""
+        """The branch's state and counts in as many words as there is room for."""
         node = self.node
-        if node.state == "failed":
-            return f"failed: {text.one_line(node.error or 'see the log')}"
+        running = self._bridge.running.get(node.id)
         if node.state == "queued":
             return "waits for its turn"
-        running = self._bridge.running.get(node.id)
-        if node.state == "reading" and running is not None:
-            computed, to_compute = running.done - running.cached, running.total - running.cached
-            return (
-                f"reading: {text.count(running.cached)} from cache · "
-                f"{text.count(computed)} of {text.count(to_compute)} computed"
-            )
+        if node.state == "reading":
+            return self._fitting(*_reading(running)) if running is not None else "reading"
         words = [f"+{text.count(self.comparison.own_tokens(self.index))} tok"]
         words.append(text.plural(self._session.where(node.id).own_pages, "page"))
         speed = running.tokens_per_s if running is not None else _speed(node)
         words += [text.rate(speed)] if speed else []
-        words += [node.state] if node.state in ("stopped", "interrupted") else []
-        return " · ".join(words)
+        words += [node.state] if node.state in ("stopped", "interrupted", "failed") else []
+        words += [f"{self.lines_below} lines below"] if self.lines_below > 0 else []
+        short = "·".join(words)
+        shorter = short.replace(" pages", " pp").replace(" tok/s", "/s")
+        return self._fitting(" · ".join(words), short, shorter)
+
+    def _fitting(self, *sentences: str) -> str:
+        """The first that fits into the border, else the last."""
+        room = self.size.width - 4  # spaces, and a piece of the line
+        return next((one for one in sentences if cell_len(one) <= room), sentences[-1])
+
+
+def _reading(running: Running) -> tuple[str, str]:
+    computed, to_compute = running.done - running.cached, running.total - running.cached
+    short = f"reading {text.count(computed)} of {text.count(to_compute)}"
+    return f"{short} computed · {text.count(running.cached)} from cache", short
 
 
 def _seed(node: Node, base: int) -> str:

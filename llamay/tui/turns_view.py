@@ -29,9 +29,12 @@ class Turn:
 
 
 class TurnsView(ScrollView, can_focus=True):
-    """Stays at the end while text comes, unless it was scrolled away from there."""
+    """Stays at the end while text comes, unless it was scrolled away from there.
 
-    DEFAULT_CSS = "TurnsView { overflow-x: hidden; scrollbar-size-vertical: 1; }"
+    It has no scroll bar: four of them, moved with every line, would double the work of a frame.
+    """
+
+    DEFAULT_CSS = "TurnsView { overflow-x: hidden; scrollbar-size: 0 0; }"
 
     class Scrolled(Message):
         """It was scrolled, but not because it grew or followed another."""
@@ -53,6 +56,11 @@ class TurnsView(ScrollView, can_focus=True):
         """The lines as they are shown, without colours."""
         return "\n".join(line.plain.rstrip() for line in self._lines)
 
+    @property
+    def lines_below(self) -> int:
+        """How many lines are to be scrolled to."""
+        return max(round(self.max_scroll_y - self.scroll_target_y), 0)
+
     def show(self, turns: Sequence[Turn]) -> None:
         """Shows these turns instead of the present ones; what they only add is cheap."""
         self._turns = turns
@@ -63,7 +71,7 @@ class TurnsView(ScrollView, can_focus=True):
         self._move(y)
 
     def _layout_lines(self) -> None:
-        width = self.scrollable_content_region.width
+        width = self.size.width
         if width < 1:
             return
         at_end = self.scroll_target_y >= self.max_scroll_y
@@ -83,14 +91,8 @@ class TurnsView(ScrollView, can_focus=True):
         self.refresh_lines(first, max(len(before), len(self._lines)) - first)
 
     def _set_height(self, lines: int) -> None:
-        """Takes a number of lines; without laying out the screen again, if it has the room."""
-        size, height = Size(self.scrollable_content_region.width, lines), self.size.height
-        if (lines > height) != (self.virtual_size.height > height):
-            self.virtual_size = size  # the scroll bar comes or goes
-            return
-        self.set_reactive(TurnsView.virtual_size, size)
-        if self.show_vertical_scrollbar:
-            self.vertical_scrollbar.window_virtual_size = lines
+        """Takes a number of lines, without laying out the screen, in which nothing moves for it."""
+        self.set_reactive(TurnsView.virtual_size, Size(self.size.width, lines))
 
     def _move(self, y: float) -> None:
         self._moving = True

@@ -77,13 +77,13 @@ def test_branches_part_when_the_first_own_token_comes():
 def test_panes_show_the_answers_and_mark_where_they_part(size):
     async def scenario(host, pilot, screen):
         await until(pilot, lambda: done(host.session))
-        await until(pilot, lambda: "apart." in screen.panes[1].view.plain)
-        lines = screen.panes[0].view.plain.split("\n")
+        await until(pilot, lambda: "apart." in screen.panes[1].plain)
+        lines = screen.panes[0].plain.split("\n")
         row = next(row for row, line in enumerate(lines) if "^" in line)
         column = lines[row].index("^")
         assert lines[row - 1][column:].startswith("email,")
         assert "parts here" in lines[row]
-        assert "^" in screen.panes[3].view.plain
+        assert "^" in screen.panes[3].plain
 
     compare(sampled(4), scenario, size)
 
@@ -111,7 +111,7 @@ def test_one_prompt_goes_to_all_and_the_panes_go_on_with_its_answers():
         await until(pilot, lambda: session.calls[-1][0] == "send_to")
         assert session.calls[-1] == ("send_to", tuple(before), "why")
         await until(pilot, lambda: done(session) and len(screen.panes) == 3)
-        await until(pilot, lambda: "why" in screen.panes[2].view.plain)
+        await until(pilot, lambda: "why" in screen.panes[2].plain)
         assert [session.tree.node(pane.node.id).role for pane in screen.panes] == ["assistant"] * 3
         assert screen.query_one(Editor).text == ""
         assert screen.query_one(Editor).has_focus
@@ -124,7 +124,7 @@ def test_letters_are_text_in_the_prompt():
         await pilot.press("enter", *"pd12ty")
         assert screen.query_one(Editor).text == "pd12ty"
         await pilot.press("escape")
-        assert screen.panes[0].view.has_focus
+        assert screen.panes[0].has_focus
         assert host.result == []
 
     compare(sampled(2), scenario)
@@ -133,9 +133,9 @@ def test_letters_are_text_in_the_prompt():
 def test_digits_go_to_panes_and_a_digit_without_a_pane_to_none():
     async def scenario(host, pilot, screen):
         await pilot.press("3")
-        assert screen.focused is screen.panes[2].view
+        assert screen.focused is screen.panes[2]
         await pilot.press("4")
-        assert screen.focused is screen.panes[2].view
+        assert screen.focused is screen.panes[2]
 
     compare(sampled(3), scenario)
 
@@ -159,8 +159,8 @@ def test_the_head_says_what_an_answer_was_sampled_with():
 
 def test_a_click_goes_to_a_pane():
     async def scenario(host, pilot, screen):
-        await pilot.click(screen.panes[1].view)
-        assert screen.focused is screen.panes[1].view
+        await pilot.click(screen.panes[1])
+        assert screen.focused is screen.panes[1]
 
     compare(sampled(2), scenario)
 
@@ -241,8 +241,8 @@ def test_panes_scroll_together_until_told_otherwise():
     session = long_answers(2)
 
     async def scenario(host, pilot, screen):
-        await until(pilot, lambda: "line 199" in screen.panes[1].view.plain)
-        first, second = (pane.view for pane in screen.panes)
+        await until(pilot, lambda: "line 199" in screen.panes[1].plain)
+        first, second = screen.panes
         await pilot.press("home")
         await until(pilot, lambda: (first.scroll_y, second.scroll_y) == (0, 0))
         await pilot.press("t", "pagedown")
@@ -258,8 +258,8 @@ def test_four_panes_show_all_that_streams_and_stay_at_its_end():
 
     async def scenario(host, pilot, screen):
         await until(pilot, lambda: done(session))
-        await until(pilot, lambda: all("line 199" in pane.view.plain for pane in screen.panes))
-        assert all(pane.view.scroll_y == pane.view.max_scroll_y > 0 for pane in screen.panes)
+        await until(pilot, lambda: all("line 199" in pane.plain for pane in screen.panes))
+        assert all(pane.scroll_y == pane.max_scroll_y > 0 for pane in screen.panes)
 
     compare(session, scenario, NARROW)
 
@@ -270,9 +270,9 @@ def test_model_text_is_data():
     session.send("[red]Really[/]?", n=2)
 
     async def scenario(host, pilot, screen):
-        await until(pilot, lambda: "[@click=quit]x[/]" in screen.panes[1].view.plain)
-        assert "[bold]1[/]" in screen.panes[1].view.plain
-        assert "\x1b" not in screen.panes[1].view.plain
+        await until(pilot, lambda: "[@click=quit]x[/]" in screen.panes[1].plain)
+        assert "[bold]1[/]" in screen.panes[1].plain
+        assert "\x1b" not in screen.panes[1].plain
 
     compare(session, scenario)
 
@@ -283,7 +283,7 @@ def test_a_read_only_session_can_be_looked_at_only():
 
     async def scenario(host, pilot, screen):
         await pilot.press("enter", "d")
-        assert screen.focused is screen.panes[0].view
+        assert screen.focused is screen.panes[0]
         assert len(host.screen_stack) == 2
 
     compare(session, scenario)
