@@ -67,13 +67,11 @@ class PageStore:
         return self.max_pages is not None and self.ids.live >= self.max_pages
 
     def allocate(self) -> int:
-        """A page with one holder and undefined content.
+        """A page with one holder and undefined content; something idle makes room if need be.
 
-        Raises BudgetError if the pages in use leave no room, MemoryError if the system does.
+        The caller knows by `require` that there is room. Raises MemoryError if the system has none.
         """
-        self.release_orphans()
         while self.full:
-            self.require(1)
             self.make_room()
         page = self.ids.allocate()
         slab = page // self.slabs.pages_per_slab

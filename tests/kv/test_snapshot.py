@@ -54,6 +54,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks in a small file."""
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 600)
 
 

@@ -41,6 +41,7 @@ HEADER_AT = 16
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
 
 

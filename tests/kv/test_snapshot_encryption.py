@@ -30,6 +30,7 @@ TOKENS = [3, 1, 4, 1, 5]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
     monkeypatch.setattr(encryption, "SCRYPT_N", 2**6)
 

@@ -34,6 +34,7 @@ NAME = "x.llamayctx"
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
 
 
@@ -239,7 +240,7 @@ KILLED = textwrap.dedent("""
     from llamay.kv.snapshot import files, format, write_segment, write_snapshot
     from tests.kv.row_kernels import IDENTITY, fill, new_cache
 
-    format.CHUNK_BYTES = 300
+    format.GROUP, format.CHUNK_BYTES = 1, 300
     stop_at, path, kind = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     calls, real_write, real_replace = 0, files.NewFile.write, Path.replace
 

@@ -58,6 +58,7 @@ KEY = Key(bytes(range(32)))
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
 
 

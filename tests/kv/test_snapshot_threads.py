@@ -23,6 +23,7 @@ from tests.kv.row_kernels import (
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "GROUP", 1)
     monkeypatch.setattr(format, "CHUNK_BYTES", 300)  # 2 positions
 
 

@@ -8,7 +8,8 @@ one has s = 0. Little-endian. H bytes of header, n tokens, v logits, c positions
     8        2      version: 3, or 4 if s > 0 or there is a parent
     10       2      version of the oldest reader that can read the file: the same
     12       4      H, at most 65536
-    16       H      header: a JSON object in ASCII, see `Header`
+    16       H      header: a JSON object in ASCII, see `Header`; spaces after it put chunk 1 at a
+                    multiple of 64 bytes
     16 + H   16     digest of everything before
     32 + H   ...    chunk 0: n tokens int32, then v logits float32 of the last position, or none
     ...      ...    chunk i: rows of positions s + [(i - 1) c, i c), the last chunk up to s + n;
@@ -34,7 +35,7 @@ import importlib.metadata
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,14 @@ MAGIC = b"LLAMAYCX"
 DIGEST_BYTES = 16
 TAG_BYTES = 16
 MAX_HEADER_BYTES = 65536
-# What is copied to a chunk of this size is still in the core's cache when it is hashed, which takes
-# a tenth of the time that it takes from memory.
-CHUNK_BYTES = 2**21
+GROUP = 16  # positions that kernel sets move together: the least in a new file's chunk
+# A chunk of this size is digested and moved while it is in the core's own cache.
+CHUNK_BYTES = 2**20
 MAX_CHUNK_BYTES = 2**26  # at f32, unless one position is larger
 
 _PREAMBLE = struct.Struct("<8sHHI")
-_GROUP = 16  # positions that kernel sets move together
 _MAX_CHUNK_POSITIONS = 4096
+_ALIGNMENT = 64  # copies between addresses that are 16 bytes apart, modulo 4096, take long
 _MAX_COUNT = 2**31 - 1
 
 
@@ -202,10 +203,11 @@ def version_of(start: int, parent: str) -> int:
     return SEGMENT_VERSION if start or parent else WHOLE_VERSION
 
 
-def chunk_positions(row_bytes: int) -> int:
-    """How many positions a new file's chunks hold: at most 2 MiB of them."""
-    positions = min(max(1, CHUNK_BYTES // row_bytes), _MAX_CHUNK_POSITIONS)
-    return positions // _GROUP * _GROUP or positions
+def chunk_positions(layout: KVLayout) -> int:
+    """How many positions a new file's chunks hold: groups of 16 that fit in 1 MiB, or one."""
+    positions = min(CHUNK_BYTES // layout.row_bytes, _MAX_CHUNK_POSITIONS)
+    most = MAX_CHUNK_BYTES // replace(layout, precision=KVPrecision.F32).row_bytes
+    return max(1, min(positions // GROUP * GROUP or GROUP, most))
 
 
 def encode_header(header: Header) -> bytes:
@@ -229,6 +231,8 @@ def encode_header(header: Header) -> bytes:
             encryption[name] = encryption[name].hex()
         fields["encryption"] = encryption
     text = json.dumps(fields).encode("ascii")
+    rows_at = _PREAMBLE.size + len(text) + DIGEST_BYTES + header.chunk_bytes(0)
+    text += b" " * (-rows_at % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise SnapshotError(
             f"the snapshot's header takes {len(text)} bytes of at most {MAX_HEADER_BYTES}; "

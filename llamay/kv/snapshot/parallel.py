@@ -25,10 +25,7 @@ def row_threads(context: Context) -> int:
 
 
 def page_buffer(size: int) -> ByteArray:
-    """[size] uint8 from the start of a memory page.
-
-    Some processors copy from the kernel five times as slowly to a buffer that begins elsewhere.
-    """
+    """[size] uint8 from the start of a memory page, which the system copies to and from fast."""
     return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
 
 

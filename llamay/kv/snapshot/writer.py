@@ -144,7 +144,7 @@ def new_header(
         lossless=lossless,
         tokens=tokens,
         logits=0 if logits is None else identity.vocab_size,
-        chunk_positions=chunk_positions(replace(layout, precision=precision).row_bytes),
+        chunk_positions=chunk_positions(replace(layout, precision=precision)),
         owner="",
         marking="",
         encryption=None,

@@ -5,6 +5,65 @@
 
 #include <fenv.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <emmintrin.h>
+#endif
+
+typedef uint32_t Four __attribute__((vector_size(16)));
+
+#ifdef __clang__
+#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define PICK(a, b, i, j, k, l) __builtin_shuffle(a, b, (Four){i, j, k, l})
+#endif
+
+static inline Four load_four(const void *from) {
+    Four four;
+    memcpy(&four, from, sizeof four);
+    return four;
+}
+
+/* Past the caches where the processor can: a page is written whole, and not read before it has left them. */
+static inline void stream_four(void *to, Four four) {
+#ifdef __x86_64__
+    if ((uintptr_t)to % sizeof four == 0) {
+        _mm_stream_si128(to, (__m128i)four);
+        return;
+    }
+#endif
+    memcpy(to, &four, sizeof four);
+}
+
+/* Orders what was streamed before all that this thread writes later. */
+static void end_stream(void) {
+#ifdef __x86_64__
+    _mm_sfence();
+#endif
+}
+
+/* bytes is a multiple of 16. */
+static void stream(uint8_t *to, const uint8_t *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += (int64_t)sizeof(Four)) stream_four(to + i, load_four(from + i));
+}
+
+/* to[c][r] = from[r][c]; rows and columns are multiples of 4. */
+static inline void transpose(const uint32_t *from, int64_t rows, int64_t columns, uint32_t *to, int streamed) {
+    for (int64_t c = 0; c < columns; c += 4)
+        for (int64_t r = 0; r < rows; r += 4) {
+            const uint32_t *corner = from + r * columns + c;
+            Four row0 = load_four(corner), row1 = load_four(corner + columns);
+            Four row2 = load_four(corner + 2 * columns), row3 = load_four(corner + 3 * columns);
+            Four low01 = PICK(row0, row1, 0, 4, 1, 5), high01 = PICK(row0, row1, 2, 6, 3, 7);
+            Four low23 = PICK(row2, row3, 0, 4, 1, 5), high23 = PICK(row2, row3, 2, 6, 3, 7);
+            const Four turned[4] = {PICK(low01, low23, 0, 1, 4, 5), PICK(low01, low23, 2, 3, 6, 7),
+                                    PICK(high01, high23, 0, 1, 4, 5), PICK(high01, high23, 2, 3, 6, 7)};
+            for (int i = 0; i < 4; i++) {
+                uint32_t *target = to + (c + i) * rows + r;
+                if (streamed) stream_four(target, turned[i]);
+                else memcpy(target, turned + i, sizeof *turned);
+            }
+        }
+}
 
 /* Up to 16 positions of one group of a page. */
 typedef struct {
@@ -47,13 +106,15 @@ DEFINE_TURNS(uint16_t)
 DEFINE_TURNS(uint8_t)
 
 static void tile_from_keys(int size, const Span *span, int dims, const uint8_t *keys, uint8_t *tile) {
-    if (size == 4) tile_from_keys_uint32_t((const uint32_t *)keys, span->lane, span->count, dims, (uint32_t *)tile);
+    if (size == 4 && span->count == LANES) transpose((const uint32_t *)keys, dims, LANES, (uint32_t *)tile, 0);
+    else if (size == 4) tile_from_keys_uint32_t((const uint32_t *)keys, span->lane, span->count, dims, (uint32_t *)tile);
     else if (size == 2) tile_from_keys_uint16_t((const uint16_t *)keys, span->lane, span->count, dims, (uint16_t *)tile);
     else tile_from_keys_uint8_t(keys, span->lane, span->count, dims, tile);
 }
 
 static void keys_from_tile(int size, const Span *span, int dims, const uint8_t *tile, uint8_t *keys) {
-    if (size == 4) keys_from_tile_uint32_t((const uint32_t *)tile, span->lane, span->count, dims, (uint32_t *)keys);
+    if (size == 4 && span->count == LANES) transpose((const uint32_t *)tile, LANES, dims, (uint32_t *)keys, 1);
+    else if (size == 4) keys_from_tile_uint32_t((const uint32_t *)tile, span->lane, span->count, dims, (uint32_t *)keys);
     else if (size == 2) keys_from_tile_uint16_t((const uint16_t *)tile, span->lane, span->count, dims, (uint16_t *)keys);
     else keys_from_tile_uint8_t(tile, span->lane, span->count, dims, keys);
 }
@@ -75,7 +136,8 @@ static void copy_vectors(const RowsJob *job, const Span *span, int part, int hea
                 memcpy(job->out + end - bytes, stored, (size_t)bytes);
             } else {
                 if (scale) memcpy(scale, job->in + begin, sizeof *scales);
-                memcpy(stored, job->in + end - bytes, (size_t)bytes);
+                if (part == VALUES) stream(stored, job->in + end - bytes, bytes);
+                else memcpy(stored, job->in + end - bytes, (size_t)bytes);
             }
         }
 }
@@ -126,6 +188,7 @@ void export_rows(const PageLayout *layout, uint8_t *const *pages, int64_t start,
 
 void import_rows(const PageLayout *layout, uint8_t *const *pages, int64_t start, int64_t end, const uint8_t *rows) {
     move_rows(&(RowsJob){layout, pages, start, end, NULL, rows});
+    end_stream();
 }
 
 void convert_rows(const PageLayout *from, const PageLayout *to, const uint8_t *source, int64_t count, uint8_t *target) {
