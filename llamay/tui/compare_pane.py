@@ -32,6 +32,9 @@ class ComparePane(TurnsView):
     def on_mount(self) -> None:
         self.refresh_branch()
 
+    def on_resize(self) -> None:
+        self.refresh_figures()
+
     @property
     def node(self) -> Node:
         """The last node of the branch."""

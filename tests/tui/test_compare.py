@@ -146,11 +146,8 @@ def test_the_head_says_what_an_answer_was_sampled_with():
     session.tree.node(3).seed = child_seed(7, 1)
 
     async def scenario(host, pilot, screen):
-        screen.panes[1].refresh_branch()
-        assert [str(pane.border_title) for pane in screen.panes] == [
-            "1 · seed 7 · t 0.5 · here",
-            "2 · seed 7 #2 · t 0.5",
-        ]
+        heads = ["1 · seed 7 · t 0.5 · here", "2 · seed 7 #2 · t 0.5"]
+        await until(pilot, lambda: [str(pane.border_title) for pane in screen.panes] == heads)
         session.set_settings(3, Settings(temperature=0.0))
         await until(pilot, lambda: str(screen.panes[1].border_title) == "2 · greedy")
 
