@@ -376,6 +376,6 @@ class Runner:
             self._states.keep(node, state.branch)
             self._states.park(node)
             return state
-        except LlamayError as error:
+        except Exception as error:  # whatever it is, the branch is computed when it is needed
             self._warn(str(error))
             return None
