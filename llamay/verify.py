@@ -57,6 +57,9 @@ def run_checks(engine: Engine, tokens: int = TOKENS) -> Iterator[Check]:
             f"ctx-size: expected {2 * WATCHED} tokens or more to compare, "
             f"found {engine.context_size}"
         )
+    if replaced := engine.model.decoder.kernels.replaced:
+        found = "; ".join(f"{name}: {reason}" for name, reason in replaced.items())
+        yield Check("kernels work here", "fail", None, found)
     checks = engine.call(lambda: _Checks(engine, tokens))
     for run in (
         checks.decode,

@@ -9,6 +9,7 @@ from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 from llamay.gguf import open_gguf
 from llamay.hub import DEFAULT_MODEL, Progress, resolve, weights_digest
+from llamay.hub.paths import cache_dir
 from llamay.hub.progress import silent
 from llamay.kv import Cache
 from llamay.kv.snapshot import Identity
@@ -52,7 +53,7 @@ class Model:
         run, UsageError for an option out of range.
         """
         path = resolve(model, progress)
-        kernels = load_kernels(device, threads)
+        kernels = load_kernels(device, threads, cache_dir() / "kernels.json")
         with open_gguf(path) as file, ThreadPoolExecutor(1) as executor:
             # The tokenizer's library and the packing of weights both run without the interpreter.
             reading = executor.submit(Tokenizer.from_metadata, file.metadata, str(path))

@@ -37,8 +37,10 @@ The numerics contract, which every exact kernel set keeps:
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -54,6 +56,8 @@ Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 ByteArray: TypeAlias = NDArray[np.uint8]
+
+NONE_REPLACED: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,10 @@ class KernelSet(Protocol):
         """Whether it keeps the numerics contract."""
 
     @property
+    def replaced(self) -> Mapping[str, str]:
+        """Kernels that failed their check on this machine, and why; stock operations stand in."""
+
+    @property
     def threads(self) -> int:
         """Threads that run a step, the caller's among them."""
 
@@ -300,11 +308,14 @@ def convert_rows(
     return out
 
 
-def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:
+def load_kernels(
+    device: str = "auto", threads: int | None = None, checks_file: Path | None = None
+) -> KernelSet:
     """The kernel set for `device`: auto (Metal where there is any, else the CPU), metal, cpu or
     reference.
 
     threads: for the CPU kernels; None takes the processor's cores
+    checks_file: where it is kept which Metal kernels work on this machine; None checks none
     Raises UsageError for metal without Metal, ValueError for another device.
     """
     if device == "metal" or (device == "auto" and sys.platform == "darwin"):
@@ -313,7 +324,7 @@ def load_kernels(device: str = "auto", threads: int | None = None) -> KernelSet:
         if mx.metal.is_available():
             from llamay.mlx_kernels.metal import MetalKernels
 
-            return MetalKernels()
+            return MetalKernels(checks_file=checks_file)
         if device == "metal":
             raise UsageError(
                 "--device: expected auto or cpu on a machine without Metal, found metal; "

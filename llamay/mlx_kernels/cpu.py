@@ -16,6 +16,7 @@ from llamay.errors import UnsupportedModelError, UsageError
 from llamay.formats import Format, KVLayout, Tensor
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
+    NONE_REPLACED,
     Attention,
     AttentionInput,
     AttentionOutput,
@@ -77,6 +78,7 @@ class CpuKernels:
     """Implements `KernelSet`; exact. Several may exist, each with its own threads."""
 
     exact = True
+    replaced = NONE_REPLACED
 
     def __init__(self, threads: int | None = None, kernel_set: str | None = None) -> None:
         """kernel_set: one of `kernel_set_names`; None takes $LLAMAY_ISA or the best."""

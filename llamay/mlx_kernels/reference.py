@@ -15,6 +15,7 @@ import numpy as np
 from llamay.formats import KVLayout, Tensor
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
+    NONE_REPLACED,
     Attention,
     AttentionInput,
     AttentionOutput,
@@ -42,6 +43,7 @@ class ReferenceKernels:
     """Implements `KernelSet`; not exact."""
 
     exact = False
+    replaced = NONE_REPLACED
     name = "reference"
     threads = 1
     row_threads = 1
@@ -159,7 +161,7 @@ def _decode(vectors: ByteArray, element: str) -> Float32Array:
     return scale * contiguous[..., 4:].view(np.int8).astype(np.float32)
 
 
-def _dequantize(tensor: Tensor) -> mx.array:
+def dequantize(tensor: Tensor) -> mx.array:
     """The whole tensor as float32, by the C extension's reader of packed rows."""
     args = (tensor.format.type_id, tensor.rows, tensor.columns)
     packed = bytearray(_cpu.packed_bytes(*args))
@@ -204,7 +206,7 @@ class _Forward:
 
     def _weight(self, tensor: Tensor) -> mx.array:
         if id(tensor) not in self._weights:
-            self._weights[id(tensor)] = _dequantize(tensor)
+            self._weights[id(tensor)] = dequantize(tensor)
         return self._weights[id(tensor)]
 
     def _project(self, x: mx.array, weights: Tensor, bias: Tensor | None = None) -> mx.array:

@@ -5,7 +5,8 @@ computes one row and many with the same operations in the same order (msl/common
 msl/attend.metal). Equality with the CPU kernels is by tolerance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ import numpy as np
 from llamay.formats import KVLayout
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
+    NONE_REPLACED,
     ByteArray,
     Control,
     Float32Array,
@@ -23,28 +25,54 @@ from llamay.mlx_kernels import (
     Step,
 )
 from llamay.mlx_kernels.metal import pages as page_memory
+from llamay.mlx_kernels.metal.check import failures
 from llamay.mlx_kernels.metal.forward import Forward
 from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
+from llamay.mlx_kernels.metal.stock import StockKernels
 from llamay.mlx_kernels.metal.weights import Weights
 
 
 class MetalKernels:
-    """Implements `KernelSet`; exact. All calls of one object come from one thread."""
+    """Implements `KernelSet`; exact unless kernels were replaced. One thread at a time.
 
-    name = "metal"
-    exact = True
+    replaced: kernels that failed their check, and why; stock MLX operations run in their place
+    """
+
     threads = 1
     row_threads = 1
-    numerics_id = f"metal-v{CONTRACT_VERSION}"
 
-    def __init__(self, make_kernel: MakeKernel | None = None) -> None:
-        """make_kernel: `mx.fast.metal_kernel`, or what has its signature."""
+    def __init__(
+        self, make_kernel: MakeKernel | None = None, *, checks_file: Path | None = None
+    ) -> None:
+        """make_kernel: `mx.fast.metal_kernel`, or what has its signature.
+
+        checks_file: where it is kept which kernels work on this machine; None checks none
+        """
         self.kernels = Kernels(make_kernel or mx.fast.metal_kernel)
+        self.replaced: Mapping[str, str] = NONE_REPLACED
+        self._checks_file = checks_file
         self._pools: dict[tuple[KVLayout, int], page_memory.ChunkPool] = {}
+
+    @property
+    def exact(self) -> bool:
+        """Whether every kernel works."""
+        return not self.replaced
+
+    @property
+    def name(self) -> str:
+        """`metal`, and what was replaced."""
+        return f"metal (not exact without {', '.join(self.replaced)})" if self.replaced else "metal"
+
+    @property
+    def numerics_id(self) -> str:
+        """Equal on all Macs, but for what was replaced."""
+        return "-without-".join([f"metal-v{CONTRACT_VERSION}", *sorted(self.replaced)])
 
     def prepare(self, program: Program) -> RunStep:
         """See `KernelSet`. Raises UnsupportedModelError for weights without a Metal kernel."""
         weights = Weights(program)
+        if self._checks_file is not None:
+            self._check(program, weights, self._checks_file)
 
         def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
             if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
@@ -64,6 +92,13 @@ class MetalKernels:
             return None if cancelled else np.array(forward.stream)
 
         return run
+
+    def _check(self, program: Program, weights: Weights, file: Path) -> None:
+        """Replaces the kernels that fail on this machine."""
+        self.replaced = failures(self.kernels, program, weights, file)
+        stock = StockKernels()
+        for name in self.replaced:
+            setattr(self.kernels, name, getattr(stock, name))
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:
         """See pages.py."""

@@ -1,0 +1,227 @@
+"""Checks the kernels that a program needs on the machine that is to run them.
+
+Each runs on cuts of the program's own weights and on random activations: near what stock MLX
+operations give, and with the same bits for a row alone and among others. What was found is kept in
+a file under a fingerprint of MLX, the system, the GPU, the kernels' text and the program's formats.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from llamay.formats import KVLayout, KVPrecision, Tensor
+from llamay.mlx_kernels import (
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Logits,
+    Operation,
+    Program,
+    Step,
+    _cpu,
+)
+from llamay.mlx_kernels.metal.kernels import HEADER, SIGNATURES, Kernels, kernel_source
+from llamay.mlx_kernels.metal.pages import row_words
+from llamay.mlx_kernels.metal.schedule import spans
+from llamay.mlx_kernels.metal.step import padded, rope_tables
+from llamay.mlx_kernels.metal.stock import StockKernels, stored_vectors
+from llamay.mlx_kernels.metal.weights import Matrix, Weights
+
+ROWS = 9  # a tile and one more
+OUTPUTS = 48  # of a matrix's rows that are used
+POSITIONS = 270  # more than a run
+
+Failures = dict[str, str]  # method of `Kernels` -> what is wrong
+
+
+def failures(kernels: Kernels, program: Program, weights: Weights, file: Path) -> Failures:
+    """What fails on this machine, from `file` if it is known there, else found and kept there."""
+    fingerprint = _fingerprint(program)
+    known = _read(file)
+    if fingerprint not in known:
+        known[fingerprint] = check(kernels, program, weights)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        part.replace(file)
+    return known[fingerprint]
+
+
+def check(kernels: Kernels, program: Program, weights: Weights) -> Failures:
+    """Runs every kernel in the variants that the program needs."""
+    checker = _Checker(kernels, weights)
+    seen = set()
+    for operation in program.operations:
+        kind = (type(operation), _formats(operation))
+        if kind not in seen and all(map(_known, _tensors(operation))):
+            checker.operation(operation)
+        seen.add(kind)
+    for precision in KVPrecision:
+        checker.attention(program, precision)
+    return checker.failures
+
+
+def _read(file: Path) -> dict[str, Failures]:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _fingerprint(program: Program) -> str:
+    formats = sorted({(type(op).__name__, _formats(op)) for op in program.operations})
+    shape = (program.num_heads, program.num_kv_heads, program.head_dim, program.rope.interleaved)
+    system = (version("mlx"), platform.platform(), str(mx.device_info()))
+    digest = hashlib.sha256(repr((system, formats, shape)).encode())
+    for name in (*HEADER, *SIGNATURES):
+        digest.update(kernel_source(name).encode())
+    return digest.hexdigest()
+
+
+def _tensors(operation: Operation) -> tuple[Tensor, ...]:
+    match operation:
+        case Embed(table):
+            return (table,)
+        case AttentionInput():
+            return (operation.query, operation.key, operation.value)
+        case AttentionOutput(weights):
+            return (weights,)
+        case FeedForward():
+            return (operation.gate, operation.up, operation.down)
+        case Logits():
+            return (operation.head,)
+    return ()
+
+
+def _formats(operation: Operation) -> tuple[str, ...]:
+    return tuple(tensor.format.name for tensor in _tensors(operation))
+
+
+def _known(tensor: Tensor) -> bool:
+    """Whether the reference can dequantise the tensor's format."""
+    try:
+        _cpu.packed_bytes(tensor.format.type_id, 1, tensor.columns)
+    except ValueError:
+        return False
+    return True
+
+
+class _Checker:
+    def __init__(self, kernels: Kernels, weights: Weights) -> None:
+        self._kernels, self._stock, self._weights = kernels, StockKernels(), weights
+        self._random = np.random.default_rng(1)
+        self.failures: Failures = {}
+
+    def operation(self, operation: Operation) -> None:
+        """Everything but attention."""
+        match operation:
+            case Embed(table):
+                matrix = self._cut(table)
+                tokens = np.arange(ROWS, dtype=np.int32) % matrix.rows
+                self._compare("embed", lambda k, n: k.embed(padded(tokens[:n]), n, matrix))
+            case AttentionInput(norm=norm, eps=eps):
+                x, vector = self._inputs(operation.query), self._weights.vector(norm)
+                matrices = [self._cut(tensor) for tensor in _tensors(operation)]
+                bias = self._weights.bias(operation.layer)
+                if bias is not None:
+                    bias = bias[: sum(matrix.rows for matrix in matrices)]
+                self._compare("rms_norm", lambda k, n: k.rms_norm(x[:n], vector, eps))
+                self._compare("qkv", lambda k, n: k.qkv(x[:n], vector, eps, matrices, bias))
+            case AttentionOutput(weights):
+                self._project_add(weights)
+            case FeedForward(norm, eps, gate, up, down):
+                x, vector = self._inputs(gate), self._weights.vector(norm)
+                pair = self._cut(gate), self._cut(up)
+                self._compare("gate_up", lambda k, n: k.gate_up(x[:n], vector, eps, *pair))
+                self._project_add(down)
+            case Logits(norm, eps, head):
+                x, vector, matrix = self._inputs(head), self._weights.vector(norm), self._cut(head)
+                self._compare("logits", lambda k, n: k.logits(x[:n], vector, eps, matrix))
+
+    def attention(self, program: Program, precision: KVPrecision) -> None:
+        """Rope, what is stored, and attention over it."""
+        page_tokens, kv_heads, head_dim = 64, program.num_kv_heads, program.head_dim
+        layout = KVLayout(1, kv_heads, head_dim, page_tokens, precision)
+        heads = program.num_heads + 2 * kv_heads
+        qkv = self._normal(POSITIONS, heads * head_dim)
+        positions = np.arange(POSITIONS, dtype=np.int32)
+        interleaved = program.rope.interleaved
+
+        def rotate(kernels: Any, rows: slice) -> tuple[mx.array, mx.array]:
+            tables = rope_tables(positions[rows], program.rope)
+            queries, stored = kernels.rotate(qkv[rows], *tables, layout, interleaved)
+            return queries, stored
+
+        def read_back(kernels: Any, count: int) -> mx.array:
+            keys, values = stored_vectors(rotate(kernels, slice(0, count))[1], layout)
+            return mx.concatenate([keys, values], axis=1)
+
+        self._compare("rotate", lambda k, n: rotate(k, slice(0, n))[0])
+        self._compare("rotate", read_back, tolerance=1 / 100)  # 8 bits may round the other way
+        queries, stored = rotate(self._stock, slice(0, POSITIONS))
+        pages = -(-POSITIONS // page_tokens)
+        slab = mx.zeros((pages * page_tokens, row_words(layout)), dtype=mx.uint32)
+        slab[:POSITIONS] = stored
+        table = np.arange(pages, dtype=np.int32)[None]
+        last = queries[POSITIONS - ROWS :]
+
+        def attend(kernels: Any, count: int) -> mx.array:
+            at = positions[POSITIONS - ROWS :][:count]
+            zeros = np.zeros(count, dtype=np.int32)
+            step = Step(zeros, at, zeros, zeros.astype(np.bool_), table, zeros[:0])
+            (span,) = spans(step, page_tokens, 1)
+            attended: mx.array = kernels.attend(
+                last[:count],
+                padded(at),
+                span,
+                padded(table),
+                [slab],
+                program.attention_scale,
+                layout,
+            )
+            return attended
+
+        self._compare("attend", attend)
+
+    def _project_add(self, tensor: Tensor) -> None:
+        x, matrix = self._inputs(tensor), self._cut(tensor)
+        residual = self._normal(ROWS, matrix.rows)
+        self._compare("project_add", lambda k, n: k.project_add(x[:n], matrix, residual[:n]))
+
+    def _normal(self, *shape: int) -> mx.array:
+        return mx.array(self._random.normal(size=shape).astype(np.float32))
+
+    def _inputs(self, tensor: Tensor) -> mx.array:
+        return self._normal(ROWS, tensor.columns)
+
+    def _cut(self, tensor: Tensor) -> Matrix:
+        """The first rows of a matrix."""
+        matrix = self._weights.matrix(tensor)
+        rows = min(OUTPUTS, matrix.rows)
+        size = rows * matrix.format.row_bytes(matrix.columns)
+        return Matrix(matrix.data[:size], matrix.format, rows, matrix.columns)
+
+    def _compare(
+        self, name: str, run: Callable[[Any, int], mx.array], tolerance: float = 1 / 1000
+    ) -> None:
+        """run(kernels, n): the results of the first n rows; tolerance: of the largest of them."""
+        try:
+            together, alone = np.array(run(self._kernels, ROWS)), np.array(run(self._kernels, 1))
+        except (RuntimeError, ValueError) as error:  # MLX's, of a kernel that does not compile
+            self.failures[name] = str(error).strip().splitlines()[0]
+            return
+        if not np.array_equal(together[:1].view(np.uint32), alone.view(np.uint32)):
+            self.failures[name] = "a row alone and among others differs"
+        expected = np.array(run(self._stock, ROWS))
+        difference = float(np.abs(together - expected).max())
+        if not difference <= tolerance * float(np.abs(expected).max()):
+            self.failures[name] = f"differs from the reference by {difference:.2g}"
