@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+from textual import events
 from textual.content import Content
 
 from llamay.sampling import SamplingParams, child_seed
@@ -32,7 +33,7 @@ class ComparePane(TurnsView):
     def on_mount(self) -> None:
         self.refresh_branch()
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         self.refresh_figures()
 
     @property

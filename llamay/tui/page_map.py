@@ -136,6 +136,9 @@ class PageMap(Widget, can_focus=True):
         if last < 0:
             return
         now = self._chosen if self._chosen is not None else last
+        if step == "down" and now + self._per_row > last:
+            self.screen.focus_next()
+            return
         steps = {
             "left": now - 1,
             "right": now + 1,

@@ -27,7 +27,9 @@ PAGE_MAP = (
     Key("page_left", "left,h", "move('left')", "Page", "The page before"),
     Key("page_right", "right,l", "move('right')", "", "The page after"),
     Key("page_up", "up,k", "move('up')", "", "The page above"),
-    Key("page_down", "down,j", "move('down')", "", "The page below"),
+    Key(
+        "page_down", "down,j", "move('down')", "", "The page below; from the last row to the tokens"
+    ),
     Key("page_first", "home", "move('home')", "", "The first page"),
     Key("page_last", "end", "move('end')", "", "The last page"),
 )
@@ -35,6 +37,7 @@ PAGE_MAP = (
 TOKENS = (
     Key("token_left", "left,h", "move('left')", "Token", "The token before"),
     Key("token_right", "right,l", "move('right')", "", "The token after"),
+    Key("token_pages", "up,k", "pages", "Pages", "Up to the page map"),
     Key("token_first", "home", "move('home')", "", "The first token"),
     Key("token_last", "end", "move('end')", "", "The last token, and those that come"),
 )

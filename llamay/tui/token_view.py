@@ -103,6 +103,10 @@ class TokenView(Widget, can_focus=True):
         index = max(steps[step], 0)
         self.choose(None if index >= last else index)
 
+    def action_pages(self) -> None:
+        """Goes up to the page map."""
+        self.screen.focus_previous()
+
     def on_click(self, event: events.Click) -> None:
         """Chooses the token whose bar was clicked."""
         window = self._window()

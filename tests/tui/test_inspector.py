@@ -147,6 +147,23 @@ def test_the_chosen_page_names_its_tokens_and_branches():
     inspect(session, scenario)
 
 
+def test_down_goes_from_the_last_row_of_pages_to_the_tokens_and_up_back():
+    session = answered()
+    session.page_map = lambda id: tuple(cell(page, (2,)) for page in range(20))
+
+    async def scenario(pilot, screen):
+        pages, tokens = screen.query_one(PageMap), screen.query_one(TokenView)
+        pages.focus()
+        await pilot.press("home", "home", "down")
+        assert pages.pointed == cell(16, (2,))
+        await pilot.press("down")
+        assert tokens.has_focus
+        await pilot.press("up")
+        assert pages.has_focus
+
+    inspect(session, scenario)
+
+
 def test_the_page_under_the_mouse_is_named():
     session = answered()
     session.page_map = lambda id: PAGES
