@@ -55,8 +55,8 @@ DIGEST_BYTES = 16
 TAG_BYTES = 16
 MAX_HEADER_BYTES = 65536
 GROUP = 16  # positions that kernel sets move together: the least in a new file's chunk
-# A chunk of this size is digested and moved while it is in the core's own cache.
-CHUNK_BYTES = 2**20
+# A chunk of this size is digested and moved while it is in the processor's caches.
+CHUNK_BYTES = 2**21
 MAX_CHUNK_BYTES = 2**26  # at f32, unless one position is larger
 
 _PREAMBLE = struct.Struct("<8sHHI")
@@ -204,7 +204,7 @@ def version_of(start: int, parent: str) -> int:
 
 
 def chunk_positions(layout: KVLayout) -> int:
-    """How many positions a new file's chunks hold: groups of 16 that fit in 1 MiB, or one."""
+    """How many positions a new file's chunks hold: groups of 16 that fit in 2 MiB, or one."""
     positions = min(CHUNK_BYTES // layout.row_bytes, _MAX_CHUNK_POSITIONS)
     most = MAX_CHUNK_BYTES // replace(layout, precision=KVPrecision.F32).row_bytes
     return max(1, min(positions // GROUP * GROUP or GROUP, most))

@@ -67,7 +67,7 @@ def write_segment(
     parent: a name for what holds the positions before; the file carries it
     logits: whether the last logits go with it, if the context ends at `end` and has them
     run:    None lets the calling thread own the context meanwhile; otherwise the context is owned
-            only within each call of `run`, one for every chunk (1 MiB), and the caller sees to it
+            only within each call of `run`, one for every chunk (2 MiB), and the caller sees to it
             that positions [start, end) stay: a fork does
     With start 0 and no parent the file is a plain snapshot. Otherwise as `write_snapshot`.
     Raises ContextBusyError, SnapshotError if the file cannot be written, or ValueError for a part
@@ -112,7 +112,7 @@ def extend_from_segments(
              only those that are needed are opened, the last first
     history: the tokens that the context has in the end; the files' must be the same
     run:     None lets the calling thread own the context meanwhile; otherwise the context is owned
-             only within each call of `run`, one for every chunk (1 MiB) and a few besides
+             only within each call of `run`, one for every chunk (2 MiB) and a few besides
     The last logits are set if the last file ends with `history` and has them. A loss that a file
     tells of becomes a mark of the context's numerics id.
     All or nothing: all that is used is verified before it is published, and on any error the
