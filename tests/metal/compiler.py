@@ -1,5 +1,7 @@
 """Compiles a kernel's text to a library for this machine, with g++ and the headers in shim/.
 
+$CXX names another g++; on arm64 it must be version 13 or newer, which has 16-bit floats.
+
 Libraries are kept in $LLAMAY_METAL_CACHE, by default build/metal, under the digest of all that they
 are made from.
 """
@@ -21,7 +23,16 @@ SHIM = HERE / "shim"
 CACHE = Path(os.environ.get("LLAMAY_METAL_CACHE") or HERE.parents[1] / "build" / "metal")
 MLX_HEADERS = Path(mx.__file__).parent / "include"
 
-COMPILER = ["g++", "-std=c++20", "-O3", "-g1", "-shared", "-fPIC", "-Wall", "-Wextra"]
+COMPILER = [
+    os.environ.get("CXX", "g++"),
+    "-std=c++20",
+    "-O3",
+    "-g1",
+    "-shared",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+]
 COMPILER += ["-fexcess-precision=16", "-fno-strict-aliasing", "-fsigned-char"]
 COMPILER += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
 KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment,integer-divide-by-zero"]

@@ -4,6 +4,10 @@ A kernel runs once in each schedule: threads and threadgroups forward, in revers
 All must give the same bits. What a GPU would pass over, or answer with garbage or a hang, raises
 MetalError: an access outside a buffer or an array, a write to an input, a misaligned access,
 threads that wait at different barriers or collective calls, too much threadgroup memory, no end.
+
+What it cannot show: that Apple's compiler takes the text, how many threads a threadgroup may have
+for want of registers, speed, the GPU's rounding in matrices and `fast::`, and stores that become
+visible too late although a barrier stands where it should.
 """
 
 import ctypes
@@ -28,7 +32,7 @@ SCHEDULES = ("forward", "reverse", "random")
 MAX_THREADS = 1024  # of a threadgroup
 MAX_BUFFERS = 31  # of a kernel
 THREADGROUP_BYTES = 32 * 1024
-TIMEOUT_S = 60
+TIMEOUT_S = 60  # on the processor
 
 _Extent = ctypes.c_uint32 * 3
 

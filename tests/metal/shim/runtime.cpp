@@ -3,6 +3,9 @@
 // hide missing barriers; within it, a lane runs until a collective call stops it.
 #include "runtime.h"
 
+#include "arena.h"
+#include "switch.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -22,14 +25,7 @@ const Launch* launch_now;
 
 namespace {
 
-constexpr size_t STACK_BYTES = 256 * 1024, ARENA_BYTES = 1 << 20, CANARY_BYTES = 64;
-constexpr unsigned MAX_SLOTS = 64;
-constexpr unsigned char CANARY = 0xC7;
-
-struct Slot {
-    unsigned char* memory;  // between two canaries
-    size_t bytes;
-};
+constexpr size_t STACK_BYTES = 256 * 1024;
 
 Thread threads[MAX_THREADS];
 Simdgroup simdgroups[MAX_SIMDGROUPS];
@@ -37,9 +33,8 @@ unsigned returned, at_barrier;
 int barrier_line;
 uint32_t random_state;
 
-unsigned char *stacks, *arena;
-Slot slots[MAX_SLOTS];
-size_t arena_used, threadgroup_bytes;
+unsigned char* stacks;
+Arena arena;
 
 void (*kernel)(void* const*);
 void* const* buffers;
@@ -59,71 +54,6 @@ uint32_t random_number() {  // xorshift32
 bool schedule_is(Schedule schedule) { return launch_now->schedule == schedule; }
 
 }  // namespace
-
-// Saves the registers that a call preserves on this stack, its top in *save, and returns on another.
-extern "C" void host_switch(void** save, void* to);
-#if defined(__x86_64__)
-asm(R"(
-    .text
-    .hidden host_switch
-    .type host_switch, @function
-host_switch:
-    push %rbp
-    push %rbx
-    push %r12
-    push %r13
-    push %r14
-    push %r15
-    mov %rsp, (%rdi)
-    mov %rsi, %rsp
-    pop %r15
-    pop %r14
-    pop %r13
-    pop %r12
-    pop %rbx
-    pop %rbp
-    ret
-    .size host_switch, . - host_switch
-)");
-constexpr unsigned SAVED_WORDS = 8, RETURN_WORD = 6;  // an unused word keeps the stack aligned
-#elif defined(__aarch64__)
-asm(R"(
-    .text
-    .hidden host_switch
-    .type host_switch, @function
-host_switch:
-    sub sp, sp, #160
-    stp x19, x20, [sp]
-    stp x21, x22, [sp, #16]
-    stp x23, x24, [sp, #32]
-    stp x25, x26, [sp, #48]
-    stp x27, x28, [sp, #64]
-    stp x29, x30, [sp, #80]
-    stp d8, d9, [sp, #96]
-    stp d10, d11, [sp, #112]
-    stp d12, d13, [sp, #128]
-    stp d14, d15, [sp, #144]
-    mov x9, sp
-    str x9, [x0]
-    mov sp, x1
-    ldp x19, x20, [sp]
-    ldp x21, x22, [sp, #16]
-    ldp x23, x24, [sp, #32]
-    ldp x25, x26, [sp, #48]
-    ldp x27, x28, [sp, #64]
-    ldp x29, x30, [sp, #80]
-    ldp d8, d9, [sp, #96]
-    ldp d10, d11, [sp, #112]
-    ldp d12, d13, [sp, #128]
-    ldp d14, d15, [sp, #144]
-    add sp, sp, #160
-    ret
-    .size host_switch, . - host_switch
-)");
-constexpr unsigned SAVED_WORDS = 20, RETURN_WORD = 11;
-#else
-#error "no switch of stacks for this processor"
-#endif
 
 namespace {
 
@@ -207,13 +137,6 @@ void make_fiber(unsigned index) {
     threads[index].stack_pointer = words;
 }
 
-void check_canaries() {
-    for (const Slot& slot : slots)
-        for (size_t i = 0; slot.memory && i < CANARY_BYTES; i++)
-            if (slot.memory[-1 - ptrdiff_t(i)] != CANARY || slot.memory[slot.bytes + i] != CANARY)
-                return record_fault(0, "a threadgroup array of %zu bytes was left by a write", slot.bytes);
-}
-
 // All ready threads have run: each must have returned.
 void check_all_returned() {
     unsigned collective_count = 0, barrier_count = 0;
@@ -240,8 +163,7 @@ void start_threadgroup(Extent id) {
                          least(full.z, grid.z - start.z)};
     threadgroup_now = {id, size, size.count(), (size.count() + LANES - 1) / LANES};
     returned = at_barrier = 0;
-    arena_used = threadgroup_bytes = 0;
-    memset(slots, 0, sizeof slots);
+    arena.clear();
     for (unsigned i = 0; i < threadgroup_now.threads; i++) {
         Thread& thread = threads[i];
         thread.simdgroup = &simdgroups[i / LANES];
@@ -267,7 +189,9 @@ void run_threadgroup(Extent id) {
     current = next_thread(nullptr);
     host_switch(&scheduler_stack, current->stack_pointer);
     if (!fault_now->message[0]) check_all_returned();
-    if (!fault_now->message[0]) check_canaries();
+    const size_t* damaged = arena.damaged();
+    if (!fault_now->message[0] && damaged)
+        record_fault(0, "a threadgroup array of %zu bytes was left by a write", *damaged);
 }
 
 uint32_t greatest_common_divisor(uint32_t a, uint32_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
@@ -289,7 +213,7 @@ void run_grid() {
 
 const char* meaning(int signal_number) {
     switch (signal_number) {
-    case SIGALRM: return "no end";
+    case SIGVTALRM: return "no end";
     default: return "access that is not allowed";
     }
 }
@@ -314,7 +238,7 @@ uint64_t library_offset(void* instruction) {
 
 void on_signal(int signal_number, siginfo_t* info, void* context) {
     if (!pthread_equal(pthread_self(), executor)) {
-        if (signal_number == SIGALRM) pthread_kill(executor, SIGALRM);
+        if (signal_number == SIGVTALRM) pthread_kill(executor, SIGVTALRM);
         else signal(signal_number, SIG_DFL);  // it happens again and ends the process
         return;
     }
@@ -330,12 +254,7 @@ void on_signal(int signal_number, siginfo_t* info, void* context) {
     siglongjmp(recovery, 1);
 }
 
-void* reserve(size_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? nullptr : memory;
-}
-
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGALRM};
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGVTALRM};
 
 // Runs the grid with signals turned into faults.
 void run_guarded() {
@@ -350,13 +269,13 @@ void run_guarded() {
         sigaction(SIGNALS[i], &action, &before[i]);
     itimerval timer = {}, timer_before;
     timer.it_value.tv_sec = launch_now->timeout_s;
-    setitimer(ITIMER_REAL, &timer, &timer_before);
+    setitimer(ITIMER_VIRTUAL, &timer, &timer_before);
     if (sigsetjmp(recovery, 1) == 0) {
         running = 1;
         run_grid();
     }
     running = 0;
-    setitimer(ITIMER_REAL, &timer_before, nullptr);
+    setitimer(ITIMER_VIRTUAL, &timer_before, nullptr);
     for (unsigned i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++)
         sigaction(SIGNALS[i], &before[i], nullptr);
     sigaltstack(&stack_before, nullptr);
@@ -426,29 +345,14 @@ void multiply_matrices(Simdgroup& group, unsigned turn) {
     }
 }
 
-// Fresh memory is NaN, for floats of all sizes, and aligned no better than the declaration asks.
 void* threadgroup_slot(unsigned number, size_t bytes, size_t alignment) {
-    if (number >= MAX_SLOTS) {
-        record_fault(0, "more than %u threadgroup arrays", MAX_SLOTS);
-        give_up();
-    }
-    Slot& slot = slots[number];
-    if (slot.memory) return slot.memory;
-    threadgroup_bytes += (bytes + 15) / 16 * 16;
-    if (threadgroup_bytes > launch_now->threadgroup_bytes) {
-        record_fault(0, "%zu bytes of threadgroup memory; %u are allowed", threadgroup_bytes,
+    if (void* memory = arena.slot(number, bytes, alignment, launch_now->threadgroup_bytes)) return memory;
+    if (number >= Arena::MAX_SLOTS)
+        record_fault(0, "more than %u threadgroup arrays", Arena::MAX_SLOTS);
+    else
+        record_fault(0, "%zu bytes of threadgroup memory; %u are allowed", arena.bytes(),
                      launch_now->threadgroup_bytes);
-        give_up();
-    }
-    const size_t least_aligned = 256;
-    slot.bytes = bytes;
-    slot.memory = arena + (arena_used + CANARY_BYTES + least_aligned - 1) / least_aligned * least_aligned;
-    if (alignment < least_aligned) slot.memory += alignment;
-    memset(slot.memory - CANARY_BYTES, CANARY, CANARY_BYTES);
-    memset(slot.memory, 0xFF, bytes);
-    memset(slot.memory + bytes, CANARY, CANARY_BYTES);
-    arena_used = slot.memory - arena + bytes + CANARY_BYTES;
-    return slot.memory;
+    give_up();
 }
 
 // What the compiler's sanitizers call; their data are as in GCC's libsanitizer.
@@ -495,12 +399,13 @@ extern "C" void host_launch(void (*run)(void* const*), void* const* arguments, c
                             Fault* fault) {
     static bool fibers_are_usable = false;
     if (!stacks) {
-        stacks = static_cast<unsigned char*>(reserve(STACK_BYTES * MAX_THREADS));
-        arena = static_cast<unsigned char*>(reserve(ARENA_BYTES));
-        if (!stacks || !arena) {
+        constexpr int PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* memory = mmap(nullptr, STACK_BYTES * MAX_THREADS, PROT_READ | PROT_WRITE, PRIVATE, -1, 0);
+        if (memory == MAP_FAILED) {
             fault_now = fault;
             return record_fault(0, "no memory for stacks");
         }
+        stacks = static_cast<unsigned char*>(memory);
     }
     if (!fibers_are_usable)
         for (unsigned i = 0; i < MAX_THREADS; i++) make_fiber(i);

@@ -24,7 +24,7 @@ struct Launch {
     int32_t schedule;
     uint32_t seed;
     uint32_t threadgroup_bytes;  // limit of threadgroup memory
-    uint32_t timeout_s;
+    uint32_t timeout_s;  // of the process, on its processors
 };
 
 // What went wrong; executor.py has the same structure. An empty message: nothing.
