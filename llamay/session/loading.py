@@ -15,7 +15,7 @@ from llamay.session.tree import Tree
 MANIFEST = "session.json"
 PREVIOUS = "session.previous.json"
 _JOURNAL = re.compile(r"journal-(\d{1,19})")
-_TRIES = 5
+_TRIES = 20
 
 
 @dataclass(slots=True)
@@ -55,17 +55,16 @@ def load(path: Path, key: Key | None = None) -> Loaded:
     """
     for remaining in reversed(range(_TRIES)):
         before = _listing(path)
+        loaded = None
         try:
             loaded = _load(path, key)
         except SessionError:
-            loaded = None
             if not remaining or _listing(path) == before:
                 raise
         # If its owner rotated meanwhile, files that were needed may have gone.
-        if loaded and (not loaded.notices or _listing(path) == before):
-            break
-    assert loaded, "neither loaded nor an error"
-    return loaded
+        if loaded and (not remaining or _listing(path) == before):
+            return loaded
+    raise AssertionError("neither loaded nor an error")
 
 
 def journal_name(base: int) -> str:
@@ -85,11 +84,16 @@ def has_records_after(path: Path, sequence: int) -> bool:
     return any(file.stat().st_size > EMPTY_BYTES for file in files)
 
 
-def _listing(path: Path) -> object:
+def _listing(path: Path) -> list[object]:
+    """What a rotation changes."""
+    seen: list[object] = []
+    for file in (path / MANIFEST, path / PREVIOUS):
+        with suppress(OSError):
+            stat = file.stat()
+            seen += [file, stat.st_ino, stat.st_mtime_ns]
     with suppress(OSError):
-        stat = (path / MANIFEST).stat()
-        return journal_bases(path), stat.st_ino, stat.st_mtime_ns
-    return None
+        seen += journal_bases(path)
+    return seen
 
 
 def _load(path: Path, key: Key | None) -> Loaded:
@@ -101,13 +105,21 @@ def _load(path: Path, key: Key | None) -> Loaded:
         manifest.tree,
         manifest.sequence,
         manifest.encrypted,
-        max(file.stat().st_mtime for file in path.iterdir()),
+        _updated(path),
         manifest.sequence,
         notices,
         damaged,
     )
     _replay(path, loaded, key)
     return loaded
+
+
+def _updated(path: Path) -> float:
+    times = [0.0]
+    for file in path.iterdir():
+        with suppress(FileNotFoundError):  # its owner may rotate
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def _newest_manifest(

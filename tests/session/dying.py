@@ -1,6 +1,6 @@
 """Runs as a process of its own, without threads, and forks: children use a session and die.
 
-Usage: python -m tests.session.dying random|every-call|errors|full FOLDER
+Usage: python -m tests.session.dying random|reader|every-call|errors|full FOLDER
 
 What a session of n records is, is known from n alone, so whatever a child left can be judged.
 """
@@ -169,6 +169,22 @@ def at_random(path: Path, seconds: float = 2.5) -> None:
     print(f"{deaths} deaths, {sequence} records")
 
 
+def with_a_reader(path: Path, records: int = 20) -> None:
+    """Whoever reads while the owner writes and rotates gets a whole session, never an older one."""
+    ways = (0 if i % 3 else 2 for i in itertools.count())
+    process, reader = child(lambda pipe: use(path, ways, lambda sequence: None))
+    sequence, reads = 0, 0
+    try:
+        while sequence < records:
+            sequence = judge(path, sequence, more=10**6)
+            reads += 1
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(reader)
+    print(f"{reads} reads of {sequence} records")
+
+
 WAYS = (1, 0, 3, 2, 0, 1, 0, 0, 2)
 
 
@@ -266,6 +282,7 @@ def main() -> None:
     create_folder(path, new_tree(), KEY).release()
     modes = {
         "random": at_random,
+        "reader": with_a_reader,
         "every-call": at_every_call,
         "errors": with_errors,
         "full": disk_full,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
 
 
-@pytest.mark.parametrize("mode", ["random", "every-call", "errors", "full"])
+@pytest.mark.parametrize("mode", ["random", "reader", "every-call", "errors", "full"])
 def test_a_session_is_whole_after_deaths_errors_and_a_full_disk(tmp_path: Path, mode: str) -> None:
     command = [sys.executable, "-m", "tests.session.dying", mode, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
