@@ -12,8 +12,10 @@ struct Unit {
 template <int FORMAT>
 struct Blocks;
 
-// 4 bytes at an even address.
+// 4 bytes at an address that ALIGNMENT (2 or 4) divides.
+template <int ALIGNMENT>
 inline uint load_uint(const device uchar* at) {
+    if (ALIGNMENT == 4) return *reinterpret_cast<const device uint*>(at);
     const device ushort* halves = reinterpret_cast<const device ushort*>(at);
     return uint(halves[0]) | uint(halves[1]) << 16;
 }
@@ -77,21 +79,27 @@ struct NibbleUnits {
     static int first(int unit) { return unit / 2 * 32 + unit % 2 * 8; }
 };
 
-inline void nibbles(const device uchar* quants, float offset, thread Unit& w) {
-    const uint a = load_uint(quants), b = load_uint(quants + 4);
-    w.q[0] = unsigned_bytes(low_nibbles(a)) + offset;
-    w.q[1] = unsigned_bytes(low_nibbles(b)) + offset;
-    w.q[2] = unsigned_bytes(high_nibbles(a)) + offset;
-    w.q[3] = unsigned_bytes(high_nibbles(b)) + offset;
+template <int ALIGNMENT>
+inline void nibbles(const device uchar* quants, thread Unit& w) {
+    const uint a = load_uint<ALIGNMENT>(quants), b = load_uint<ALIGNMENT>(quants + 4);
+    w.q[0] = unsigned_bytes(low_nibbles(a));
+    w.q[1] = unsigned_bytes(low_nibbles(b));
+    w.q[2] = unsigned_bytes(high_nibbles(a));
+    w.q[3] = unsigned_bytes(high_nibbles(b));
 }
 
 // The same with a fifth bit for each weight: bit i of `fifth` belongs to weight i.
-inline void five_bits(const device uchar* quants, uint fifth, float offset, thread Unit& w) {
-    const uint a = load_uint(quants), b = load_uint(quants + 4);
-    w.q[0] = unsigned_bytes(low_nibbles(a) | spread_to_fifth(fifth)) + offset;
-    w.q[1] = unsigned_bytes(low_nibbles(b) | spread_to_fifth(fifth >> 4)) + offset;
-    w.q[2] = unsigned_bytes(high_nibbles(a) | spread_to_fifth(fifth >> 16)) + offset;
-    w.q[3] = unsigned_bytes(high_nibbles(b) | spread_to_fifth(fifth >> 20)) + offset;
+template <int ALIGNMENT>
+inline void five_bits(const device uchar* quants, uint fifth, thread Unit& w) {
+    const uint a = load_uint<ALIGNMENT>(quants), b = load_uint<ALIGNMENT>(quants + 4);
+    w.q[0] = unsigned_bytes(low_nibbles(a) | spread_to_fifth(fifth));
+    w.q[1] = unsigned_bytes(low_nibbles(b) | spread_to_fifth(fifth >> 4));
+    w.q[2] = unsigned_bytes(high_nibbles(a) | spread_to_fifth(fifth >> 16));
+    w.q[3] = unsigned_bytes(high_nibbles(b) | spread_to_fifth(fifth >> 20));
+}
+
+inline void subtract(float offset, thread Unit& w) {
+    for (int i = 0; i < 4; i++) w.q[i] -= offset;
 }
 
 template <>
@@ -99,7 +107,8 @@ struct Blocks<2> : NibbleUnits {  // Q4_0: f16 d, u8 q[16]
     enum { BYTES = 18, HAS_MINIMUM = 0 };
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
-        nibbles(block + 2 + unit % 2 * 8, -8.0f, w);
+        nibbles<2>(block + 2 + unit % 2 * 8, w);
+        subtract(8.0f, w);
         w.scale = float2(load_half(block));
     }
 };
@@ -109,7 +118,7 @@ struct Blocks<3> : NibbleUnits {  // Q4_1: f16 d, f16 m, u8 q[16]
     enum { BYTES = 20, HAS_MINIMUM = 1 };
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
-        nibbles(block + 4 + unit % 2 * 8, 0.0f, w);
+        nibbles<4>(block + 4 + unit % 2 * 8, w);
         w.scale = float2(load_half(block));
         w.minimum = float2(load_half(block + 2));
     }
@@ -121,7 +130,8 @@ struct Blocks<6> : NibbleUnits {  // Q5_0: f16 d, u32 fifth bits, u8 q[16]
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
         const int start = unit % 2 * 8;
-        five_bits(block + 6 + start, load_uint(block + 2) >> start, -16.0f, w);
+        five_bits<2>(block + 6 + start, load_uint<2>(block + 2) >> start, w);
+        subtract(16.0f, w);
         w.scale = float2(load_half(block));
     }
 };
@@ -132,7 +142,7 @@ struct Blocks<7> : NibbleUnits {  // Q5_1: f16 d, f16 m, u32 fifth bits, u8 q[16
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
         const int start = unit % 2 * 8;
-        five_bits(block + 8 + start, load_uint(block + 4) >> start, 0.0f, w);
+        five_bits<4>(block + 8 + start, load_uint<4>(block + 4) >> start, w);
         w.scale = float2(load_half(block));
         w.minimum = float2(load_half(block + 2));
     }
@@ -145,7 +155,7 @@ struct Blocks<8> {  // Q8_0: f16 d, i8 q[32]
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
         const device uchar* quants = block + 2 + unit % 2 * 16;
-        for (int i = 0; i < 4; i++) w.q[i] = signed_bytes(load_uint(quants + 4 * i));
+        for (int i = 0; i < 4; i++) w.q[i] = signed_bytes(load_uint<2>(quants + 4 * i));
         w.scale = float2(load_half(block));
     }
 };
@@ -158,8 +168,9 @@ inline float4 iq4_values(uint word) {
                   IQ4_VALUES[word >> 24 & 15]);
 }
 
+template <int ALIGNMENT>
 inline void iq4_nibbles(const device uchar* quants, thread Unit& w) {
-    const uint a = load_uint(quants), b = load_uint(quants + 4);
+    const uint a = load_uint<ALIGNMENT>(quants), b = load_uint<ALIGNMENT>(quants + 4);
     w.q[0] = iq4_values(a);
     w.q[1] = iq4_values(b);
     w.q[2] = iq4_values(a >> 4);
@@ -171,7 +182,7 @@ struct Blocks<20> : NibbleUnits {  // IQ4_NL: f16 d, u8 q[16], indices of IQ4_VA
     enum { BYTES = 18, HAS_MINIMUM = 0 };
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 2 * BYTES;
-        iq4_nibbles(block + 2 + unit % 2 * 8, w);
+        iq4_nibbles<2>(block + 2 + unit % 2 * 8, w);
         w.scale = float2(load_half(block));
     }
 };

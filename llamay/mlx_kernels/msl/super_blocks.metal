@@ -36,7 +36,7 @@ struct Blocks<12> : Units64 {  // Q4_K: scales, u8 q[128]
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 16 * BYTES;
         unit %= 16;
-        nibbles(block + 16 + unit * 8, 0.0f, w);
+        nibbles<4>(block + 16 + unit * 8, w);
         packed_scales(block, unit, w);
     }
 };
@@ -51,7 +51,7 @@ struct Blocks<13> : Units64 {  // Q5_K: scales, u8 fifth bits[32], u8 q[128]
         const device uchar* fifth = block + 16 + unit % 4 * 8;
         const device uchar* quants = block + 48 + unit * 8;
         for (int i = 0; i < 2; i++) {
-            const uint bits = load_uint(fifth + 4 * i), q = load_uint(quants + 4 * i);
+            const uint bits = load_uint<4>(fifth + 4 * i), q = load_uint<4>(quants + 4 * i);
             w.q[i] = unsigned_bytes(low_nibbles(q) | fifth_bits(bits, bit));
             w.q[2 + i] = unsigned_bytes(high_nibbles(q) | fifth_bits(bits, bit + 1));
         }
@@ -76,7 +76,7 @@ struct Blocks<10> : Units128 {  // Q2_K: u8 scales[16] (low: scale, high: minimu
         const device uchar* block = row + unit / 16 * BYTES;
         const Place place = place_of_128(unit);
         for (int i = 0; i < 2; i++) {
-            const uint word = load_uint(block + 16 + place.group * 32 + place.byte + 4 * i) >> 4 * place.pair;
+            const uint word = load_uint<4>(block + 16 + place.group * 32 + place.byte + 4 * i) >> 4 * place.pair;
             w.q[i] = unsigned_bytes(word & 0x03030303u);
             w.q[2 + i] = unsigned_bytes(word >> 2 & 0x03030303u);
         }
@@ -100,11 +100,12 @@ struct Blocks<11> : Units128 {  // Q3_K: u8 third bits[32], u8 q[64], u8 scales[
         const Place place = place_of_128(unit);
         const int bit = place.group * 4 + place.pair * 2;
         for (int i = 0; i < 2; i++) {
-            const uint low = load_uint(block + 32 + place.group * 32 + place.byte + 4 * i) >> 4 * place.pair;
-            const uint third = load_uint(block + place.byte + 4 * i) >> bit;
-            w.q[i] = unsigned_bytes((low & 0x03030303u) | (third & 0x01010101u) << 2) - 4.0f;
-            w.q[2 + i] = unsigned_bytes((low >> 2 & 0x03030303u) | (third >> 1 & 0x01010101u) << 2) - 4.0f;
+            const uint low = load_uint<2>(block + 32 + place.group * 32 + place.byte + 4 * i) >> 4 * place.pair;
+            const uint third = load_uint<2>(block + place.byte + 4 * i) >> bit;
+            w.q[i] = unsigned_bytes((low & 0x03030303u) | (third & 0x01010101u) << 2);
+            w.q[2 + i] = unsigned_bytes((low >> 2 & 0x03030303u) | (third >> 1 & 0x01010101u) << 2);
         }
+        subtract(4.0f, w);
         const int index = place.group * 8 + place.pair * 4 + place.byte / 16;
         const device uchar* packed = block + 96;
         w.scale = load_half(block + 108) * float2(q3_k_scale(packed, index), q3_k_scale(packed, index + 2));
@@ -122,11 +123,12 @@ struct Blocks<14> {  // Q6_K: u8 low[128], u8 high[64], i8 scales[16], f16 d
         const device uchar* block = row + unit / 16 * BYTES;
         const Place place = place_of_128(unit);
         for (int i = 0; i < 2; i++) {
-            const uint low = load_uint(block + place.group * 64 + place.pair * 32 + place.byte + 4 * i);
-            const uint high = load_uint(block + 128 + place.group * 32 + place.byte + 4 * i) >> 2 * place.pair;
-            w.q[i] = unsigned_bytes(low_nibbles(low) | (high & 0x03030303u) << 4) - 32.0f;
-            w.q[2 + i] = unsigned_bytes(high_nibbles(low) | (high >> 4 & 0x03030303u) << 4) - 32.0f;
+            const uint low = load_uint<2>(block + place.group * 64 + place.pair * 32 + place.byte + 4 * i);
+            const uint high = load_uint<2>(block + 128 + place.group * 32 + place.byte + 4 * i) >> 2 * place.pair;
+            w.q[i] = unsigned_bytes(low_nibbles(low) | (high & 0x03030303u) << 4);
+            w.q[2 + i] = unsigned_bytes(high_nibbles(low) | (high >> 4 & 0x03030303u) << 4);
         }
+        subtract(32.0f, w);
         const device char* scales = reinterpret_cast<const device char*>(block + 192);
         const int index = place.group * 8 + place.pair * 2 + place.byte / 16;
         w.scale = load_half(block + 208) * float2(scales[index], scales[index + 4]);
@@ -140,7 +142,7 @@ struct Blocks<23> {  // IQ4_XS: f16 d, u16 high scale bits, u8 low scale bits[4]
     static void read(const device uchar* row, int unit, thread Unit& w) {
         const device uchar* block = row + unit / 16 * BYTES;
         const int part = unit % 16 / 2;
-        iq4_nibbles(block + 8 + unit % 16 * 8, w);
+        iq4_nibbles<4>(block + 8 + unit % 16 * 8, w);
         const int low = block[4 + part / 2] >> part % 2 * 4 & 15;
         const int high = *reinterpret_cast<const device ushort*>(block + 2) >> part * 2 & 3;
         w.scale = float2(load_half(block) * float((low | high << 4) - 32));
