@@ -252,6 +252,8 @@ def test_logits_can_be_left_out(path: Path) -> None:
 
 def test_budget_refuses_before_anything_retained_is_forgotten(path: Path) -> None:
     write_snapshot(fill(new_cache(), TOKENS), path, IDENTITY)  # 4 pages
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-300] + b"damaged" + whole[-293:])  # what is not read is not missed
     cache = new_cache(budget_pages=5)
     working = fill(cache, [1, 2, 3, 4, 5])
     kept = fill(cache, [6, 7])
@@ -262,6 +264,7 @@ def test_budget_refuses_before_anything_retained_is_forgotten(path: Path) -> Non
         read_snapshot(cache, path, IDENTITY)
     assert state_of(cache, [working]) == before
     working.truncate(4)
+    path.write_bytes(whole)
     assert read_snapshot(cache, path, IDENTITY).context.length == len(TOKENS)
     assert cache.retained == 0
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+import xxhash
 
 from llamay.errors import (
     BudgetError,
@@ -299,6 +300,53 @@ def test_damage_is_found_before_anything_kept_is_given_up(chain: list[Path]) -> 
     refused(cache, context, chain, BudgetError, "3 of them are left, and 4 are needed")
 
 
+def test_damage_is_found_before_a_copied_page_takes_room(tmp_path: Path) -> None:
+    source = fill(new_cache(), TOKENS)
+    (path,) = write_chain(tmp_path, source, [0, 13])
+    data = bytearray(path.read_bytes())
+    data[-16 * 9 - 1] ^= 1  # the last row
+    path.write_bytes(data)
+    cache = new_cache(budget_pages=6)
+    context = fill(cache, TOKENS[:5])
+    fork = context.fork()  # so that the second page is copied
+    kept = fill(cache, [7])
+    cache.retain(kept)
+    kept.close()
+    working = fill(cache, [8])  # 2 pages are left, and 2 are needed besides the copy
+    before = state_of(cache, [context, fork, working])
+    with pytest.raises(SnapshotCorruptError, match="damaged"):
+        extend_from_segments(cache, context, [path], IDENTITY, TOKENS)
+    assert state_of(cache, [context, fork, working]) == before
+
+
+@pytest.mark.parametrize("fields", [{"start": 2**31 - 3}, {"start": -1}, {"parent": 5}])
+def test_headers_that_lie_are_refused(tmp_path: Path, fields: dict[str, object]) -> None:
+    path = tmp_path / "x"
+    write_segment(path, IDENTITY, fill(new_cache(), TOKENS), 5, 13, parent="-")
+    data = path.read_bytes()
+    size = struct.unpack_from("<I", data, 12)[0]
+    text = json.dumps({**json.loads(data[16 : 16 + size]), **fields}).encode()
+    start = data[:12] + struct.pack("<I", len(text)) + text
+    start += xxhash.xxh3_128_digest(start)
+    body, table = data[32 + size : -16 * 6], data[-16 * 6 : -16]
+    path.write_bytes(start + body + table + xxhash.xxh3_128_digest(start + table))
+    with pytest.raises(SnapshotCorruptError, match="its header cannot be read"):
+        show_snapshot(path)
+
+
+def test_version_3_has_nothing_of_segments(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_segment(path, IDENTITY, fill(new_cache(), TOKENS), 5, 13, parent="-")
+    data = bytearray(path.read_bytes())
+    size = struct.unpack_from("<I", data, 12)[0]
+    struct.pack_into("<HH", data, 8, 3, 3)
+    data[16 + size : 32 + size] = xxhash.xxh3_128_digest(bytes(data[: 16 + size]))
+    data[-16:] = xxhash.xxh3_128_digest(bytes(data[: 32 + size] + data[-16 * 6 : -16]))
+    path.write_bytes(data)
+    with pytest.raises(SnapshotCorruptError, match="version 3 with a start or a parent"):
+        show_snapshot(path)
+
+
 def test_encrypted_segments_need_their_key(tmp_path: Path) -> None:
     cache = new_cache()
     paths = write_chain(tmp_path, fill(cache, TOKENS), [0, 5, 13], KEY)
@@ -313,13 +361,31 @@ def test_what_a_segment_lost_marks_the_context(tmp_path: Path) -> None:
     paths = write_chain(tmp_path, fill(cache, TOKENS), [0, 5, 13])
     convert_snapshot(paths[1], paths[1], kv=KVPrecision.Q8)
     assert show_snapshot(paths[1]).header.start == 5
-    context = fill(cache, TOKENS[:5])
+    context = fill(cache, TOKENS[:3])
     extended = extend_from_segments(cache, context, paths, IDENTITY, TOKENS)
-    assert not extended.exact
+    assert not extended.exact  # though the first file lost nothing
     assert extended.warning == "continues, not bit-exact (rows-v1-f32+q8)"
     assert context.numerics == "rows-v1-f32+q8"
     cache.retain(context)
     assert cache.match(TOKENS).length == 0
+
+
+def test_a_context_s_own_marks_stay(tmp_path: Path) -> None:
+    cache = new_cache()
+    paths = write_chain(tmp_path, fill(cache, TOKENS), [0, 5, 13])
+    context = cache.new_context("rows-v1-f32+q8")
+    append(cache, context, TOKENS[:5])
+    assert extend_from_segments(cache, context, paths, IDENTITY, TOKENS).exact
+    assert context.numerics == "rows-v1-f32+q8"
+
+
+def test_a_file_of_another_precision_s_cache_marks_the_context(tmp_path: Path) -> None:
+    paths = write_chain(tmp_path, fill(new_cache(precision=KVPrecision.Q8), TOKENS), [0, 13])
+    cache = new_cache(numerics="rows-v1-q8")
+    context = cache.new_context()
+    extended = extend_from_segments(cache, context, paths, IDENTITY, TOKENS)
+    assert not extended.exact  # though its payload is all that was saved
+    assert context.numerics == "rows-v1-q8+q8"
 
 
 def test_another_backend_s_segment_continues_and_says_so(tmp_path: Path) -> None:
