@@ -1,7 +1,7 @@
 """The Metal kernel set: bodies for `mx.fast.metal_kernel` in msl/, and the graph that calls them.
 
 A step is one graph and one evaluation. A row's result depends on that row only: each kernel
-computes one row and many with the same operations in the same order (msl/common.metal,
+computes one row and many with the same operations in the same order (msl/products.metal,
 msl/attend.metal). Equality with the CPU kernels is by tolerance.
 """
 

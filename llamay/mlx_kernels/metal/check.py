@@ -28,7 +28,7 @@ from llamay.mlx_kernels import (
     Step,
     _cpu,
 )
-from llamay.mlx_kernels.metal.kernels import HEADER, SIGNATURES, Kernels, kernel_source
+from llamay.mlx_kernels.metal.kernels import HEADERS, Kernels, kernel_source
 from llamay.mlx_kernels.metal.pages import row_words
 from llamay.mlx_kernels.metal.schedule import spans
 from llamay.mlx_kernels.metal.step import padded, rope_tables
@@ -82,8 +82,8 @@ def _fingerprint(program: Program) -> str:
     shape = (program.num_heads, program.num_kv_heads, program.head_dim, program.rope.interleaved)
     system = (version("mlx"), platform.platform(), str(mx.device_info()))
     digest = hashlib.sha256(repr((system, formats, shape)).encode())
-    for name in (*HEADER, *SIGNATURES):
-        digest.update(kernel_source(name).encode())
+    for name, headers in HEADERS.items():
+        digest.update("".join(map(kernel_source, (*headers, name))).encode())
     return digest.hexdigest()
 
 

@@ -5,6 +5,7 @@ same operations in the same order for each row. Inputs have 8 elements or more, 
 that the signature that MLX makes never changes.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -21,7 +22,20 @@ from llamay.mlx_kernels.metal.weights import UNIT, Matrix
 MakeKernel = Callable[..., Any]
 Template = dict[str, int | bool]
 
-HEADER = ("blocks", "super_blocks", "common", "kv")
+# Kernel -> the files that stand before it: no more than it needs, as MLX copies
+# the text at every call.
+PRODUCT = ("blocks", "super_blocks", "sums", "norm", "products")
+HEADERS = {
+    "embed": ("blocks", "super_blocks"),
+    "rms_norm": ("sums", "norm"),
+    "qkv": PRODUCT,
+    "rotate": ("kv",),
+    "attend": ("sums", "kv"),
+    "merge": ("sums",),
+    "project_add": PRODUCT,
+    "gate_up": PRODUCT,
+    "logits": PRODUCT,
+}
 # Kernel -> its inputs and outputs.
 SIGNATURES: dict[str, tuple[list[str], list[str]]] = {
     "embed": (["tokens", "table", "sizes"], ["stream"]),
@@ -45,8 +59,9 @@ KEY_CHUNK = 64  # head dimensions of a tile of keys in threadgroup memory
 
 
 def kernel_source(name: str) -> str:
-    """The text of msl/NAME.metal."""
-    return (files("llamay.mlx_kernels") / "msl" / f"{name}.metal").read_text(encoding="utf-8")
+    """The text of msl/NAME.metal, without comments and indentation."""
+    text = (files("llamay.mlx_kernels") / "msl" / f"{name}.metal").read_text(encoding="utf-8")
+    return re.sub(r"\n\s+", "\n", re.sub(r"\s*//.*", "", text))
 
 
 @lru_cache(maxsize=1024)
@@ -66,14 +81,13 @@ class Kernels:
 
     def __init__(self, make_kernel: MakeKernel) -> None:
         """make_kernel: `mx.fast.metal_kernel`, or what has its signature."""
-        header = "".join(map(kernel_source, HEADER))
         self._kernels = {
             name: make_kernel(
                 name=f"llamay_{name}",
                 input_names=inputs,
                 output_names=outputs,
                 source=kernel_source(name),
-                header=header,
+                header="".join(map(kernel_source, HEADERS[name])),
             )
             for name, (inputs, outputs) in SIGNATURES.items()
         }

@@ -1,67 +1,15 @@
-// What the kernels share: the fixed order of sums, our own exp, the norm.
+// Products of rows of inputs with rows of quantised weights.
 //
-// Order of reduction of a product, part of the numerics contract: a row of weights is cut into units
-// of 16 (see blocks.metal); lane l takes units l, l + 32, ..., each as two halves of 8, ascending:
+// Order of reduction, part of the numerics contract: a row of weights is cut into units of 16 (see
+// blocks.metal); lane l takes units l, l + 32, ..., each as two halves of 8, ascending:
 // sum = one fma chain over the half, acc = fma(scale, sum, acc), then for formats with a minimum
 // acc = fma(minimum, sum of the half's inputs, acc). The 32 lanes are then added in a fixed tree:
 // lane l with l ^ 16, then ^ 8, ^ 4, ^ 2, ^ 1.
-//
-// Every product that is added to something is an explicit fma or stands alone, so that no compiler
-// has anything to contract.
 namespace llamay {
-
-// Adds COUNT (a power of two up to 32) values over the lanes.
-// Returns the sum of values[lane / (32 / COUNT)], the same bits whatever COUNT is.
-template <int COUNT>
-inline float sum_lanes(thread float* values, uint lane) {
-    int bit = 16;
-    for (int kept = COUNT / 2; kept > 0; kept /= 2, bit /= 2) {
-        const bool upper = (lane & bit) != 0;
-        for (int i = 0; i < kept; i++) {
-            const float low = values[i], high = values[kept + i];
-            values[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, bit);
-        }
-    }
-    for (; bit > 0; bit /= 2) values[0] += simd_shuffle_xor(values[0], bit);
-    return values[0];
-}
-
-// e^x for x <= 87, to about 1 unit in the last place; 0 for x <= -87.
-inline float exp_fixed(float x) {
-    const float bounded = x > -87.0f ? x : -87.0f;
-    const float count = rint(bounded * 1.442695f);
-    float r = fma(count, -0.69314575f, bounded);
-    r = fma(count, -1.4286068e-06f, r);
-    float p = 0.0013814501f;
-    p = fma(p, r, 0.008368781f);
-    p = fma(p, r, 0.041668393f);
-    p = fma(p, r, 0.1666652f);
-    p = fma(p, r, 0.49999994f);
-    p = fma(p, r * r, r + 1.0f);
-    return x > -87.0f ? p * as_type<float>((int(count) + 127) << 23) : 0.0f;
-}
 
 inline float silu_times(float gate, float up) {
     const float sigmoid = 1.0f / (1.0f + exp_fixed(min(-gate, 87.0f)));
     return gate * sigmoid * up;
-}
-
-inline float4 load4(const device float* at) {
-    return *reinterpret_cast<const device float4*>(at);
-}
-
-// 1 / sqrt(mean of squares + eps) of x[columns], columns a multiple of 4, in every lane.
-inline float rms_factor(const device float* x, int columns, float eps, uint lane) {
-    float sum = 0.0f;
-    for (int column = int(lane) * 4; column < columns; column += 128) {
-        const float4 v = load4(x + column);
-        sum = fma(v.x, v.x, sum);
-        sum = fma(v.y, v.y, sum);
-        sum = fma(v.z, v.z, sum);
-        sum = fma(v.w, v.w, sum);
-    }
-    sum = sum_lanes<1>(&sum, lane);
-    return 1.0f / sqrt(sum / float(columns) + eps);
 }
 
 // Inputs of a product: rows of x[rows, columns] as they are.
@@ -96,16 +44,6 @@ struct InputsOf<true> {
         return Normed{x, norm, factors, columns};
     }
 };
-
-// Fills factors[rows] with each row's norm; every thread of the threadgroup calls it.
-inline void rms_factors(const device float* x, int rows, int columns, float eps,
-                        threadgroup float* factors, uint simdgroup, uint simdgroups, uint lane) {
-    for (int row = int(simdgroup); row < rows; row += int(simdgroups)) {
-        const float factor = rms_factor(x + row * columns, columns, eps, lane);
-        if (lane == 0) factors[row] = factor;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-}
 
 inline float dot8(float4 a, float4 b, float4 x, float4 y) {
     float sum = a.x * x.x;
