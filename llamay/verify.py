@@ -6,7 +6,8 @@ measured instead, as probability mass moved: half the sum of |p - q|, averaged o
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ from llamay.kv import Cache, Context
 from llamay.mlx_kernels import Control, Float32Array, numerics_id
 from llamay.mlx_kernels.cpu import CpuKernels, kernel_set_names
 from llamay.model.decoder import Decoder, Rows
+from llamay.session import Session, Settings
 
 WATCHED = 64  # positions whose logits are compared
 MASS_BOUND = 0.05
@@ -34,6 +36,7 @@ SAMPLES = (
     " leading space and trailing space ",
     "<|im_start|> is text here, and so is </s>",
 )
+_SESSION_SETTINGS = Settings(temperature=0, max_tokens=WATCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +74,19 @@ def run_checks(engine: Engine, tokens: int = TOKENS) -> Iterator[Check]:
         checks.fork,
         checks.prefix_hit,
         checks.snapshot,
+        checks.session,
         checks.vq8,
         checks.q8,
         checks.teeth,
         checks.tokenizer,
     ):
-        yield engine.call(run)
+        # A session waits for engines of its own.
+        yield run() if run == checks.session else engine.call(run)
 
 
 class _Checks:
     def __init__(self, engine: Engine, tokens: int) -> None:
+        self._engine = engine
         self._model = engine.model
         self._decoder = engine.model.decoder
         self._page_tokens = engine.cache.store.layout.page_tokens
@@ -182,6 +188,33 @@ class _Checks:
         found = self._step(other, restored, self._ids[-WATCHED:], logits=WATCHED)
         return self._exact("snapshot resumes", found)
 
+    def session(self) -> Check:
+        """An answer that the end of its session interrupted goes on, on pages of another size."""
+        name = "session resumes"
+        if self._model.template is None:
+            return Check(name, "note", None, "the model has no chat template")
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder)
+            with self._engine_of(self._page_tokens) as engine:
+                session = Session.create(home, engine, "verify", settings=_SESSION_SETTINGS)
+                _, (answer,) = session.send(SAMPLES[0])
+                _wait(session, lambda: len(session.tree.node(answer).ids) >= WATCHED // 4)
+                session.close()
+            with self._engine_of(16 if self._page_tokens != 16 else 64) as engine:
+                session = Session.open(home, "verify", engine)
+                if session.tree.node(answer).state == "done":
+                    _, (answer,) = session.send(SAMPLES[4])
+                else:
+                    session.resume(answer)
+                _wait(session, lambda: session.tree.node(answer).state == "done")
+                history = session.tree.history(answer)
+                prefilled = engine.counters.prefilled_tokens
+                found = engine.call(lambda: self._logits_after(engine.cache, history))
+                session.close()
+        expected = self._engine.call(lambda: self._logits_after(self._cache(), history))
+        detail = f"{len(history)} tokens, {prefilled} of them read again"
+        return self._exact(name, found, against=expected, detail=detail)
+
     # --- measured rows ---
 
     def vq8(self) -> Check:
@@ -227,6 +260,17 @@ class _Checks:
         decoder = decoder or self._decoder
         layout = decoder.layout(page_tokens or self._page_tokens, precision or self._precision)
         return Cache(decoder.kernels, layout, numerics=numerics_id(decoder.kernels, layout))
+
+    def _engine_of(self, page_tokens: int) -> Engine:
+        """Another engine with the same model."""
+        return Engine(self._model, self._model.new_cache(page_tokens, self._precision))
+
+    def _logits_after(self, cache: Cache, history: Sequence[int]) -> Float32Array:
+        """[1, vocab] of the position after `history`; what the cache knows is not computed."""
+        context = cache.match(history)
+        if context.length == len(history):
+            return self._decoder.last_logits(cache, context)[None]
+        return self._step(cache, context, history[context.length :])[-1:]
 
     def _step(
         self, cache: Cache, context: Context, ids: Sequence[int], logits: int = 1
@@ -284,6 +328,17 @@ class _Checks:
             f"(worst {moved[worst]:.1%}), greedy agrees at {agreed}"
         )
         return float(moved.mean()), detail
+
+
+def _wait(session: Session, condition: Callable[[], bool]) -> None:
+    """Until the condition holds or no answer is under way."""
+    changed = threading.Event()
+    session.subscribe(lambda event: changed.set())
+    while not condition() and any(
+        node.state in ("queued", "reading", "writing") for node in session.tree.nodes.values()
+    ):
+        changed.wait(1)
+        changed.clear()
 
 
 def _keep_one_bit(cache: Cache, context: Context, start: int) -> None:
