@@ -31,7 +31,7 @@ class Choice:
         self.text += delta.text
 
 
-class _Streamer:
+class Streamer:
     """Prints branches one after the other: the first as it comes, the next when it has ended."""
 
     def __init__(self, count: int, seeds: Sequence[int]) -> None:
@@ -42,6 +42,7 @@ class _Streamer:
         self._heading()
 
     def show(self, event: Event) -> None:
+        """Takes up what happened to a branch, and prints what can be printed."""
         if isinstance(event, TextDelta):
             self._texts[event.branch] += event.text
         elif isinstance(event, Finished):
@@ -62,6 +63,15 @@ class _Streamer:
         if 1 < len(self._texts) > self._current:
             gap = "\n" if self._current else ""
             print(f"{gap}── {self._current + 1} · seed {self._seeds[self._current]} ──")
+
+
+def best(choices: Sequence[Choice]) -> int:
+    """The choice whose tokens were the most likely on average under the model."""
+    means = [
+        sum(choice.logprobs) / len(choice.logprobs) if choice.logprobs else float("-inf")
+        for choice in choices
+    ]
+    return means.index(max(means))
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
@@ -112,7 +122,7 @@ def stream_answers(
 ) -> list[Choice]:
     """Generates all branches together; prints them if `show`. Returns what each wrote."""
     choices = [Choice() for _ in branches]
-    streamer = _Streamer(len(branches), [p.seed for p in params]) if show else None
+    streamer = Streamer(len(branches), [p.seed for p in params]) if show else None
     for event in engine.generate(branches, params):
         if isinstance(event, TextDelta):
             choices[event.branch].add(event)

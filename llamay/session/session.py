@@ -12,8 +12,8 @@ from llamay.engine import Engine
 from llamay.errors import SessionError
 from llamay.events import Notice, PlaceChanged, SessionEvent, TreeChanged
 from llamay.kv.snapshot import Key
-from llamay.sampling import child_seed
 from llamay.session.answers import sampling_params
+from llamay.session.asking import ask, further_answers
 from llamay.session.catalog import Catalog
 from llamay.session.duplicate import branch_of, write_duplicate
 from llamay.session.folder import SEGMENTS, SessionFolder
@@ -106,12 +106,14 @@ class Session:
         settings: Settings = NO_SETTINGS,
         key: Key | None = None,
         parent: str | None = None,
+        model: str | None = None,
     ) -> "Session":
         """A new session below `home`.
 
         name:   None takes one from the first message
         key:    encrypts everything in it
         parent: the id of the session that it belongs under
+        model:  what its user calls the engine's model; None takes the file's path
         Raises UsageError for a name or settings that cannot be, SessionError if it is taken or
         nothing can be written.
         """
@@ -119,7 +121,7 @@ class Session:
         if system:
             settings = replace(settings, system=system)
         weights = engine.model.identity().weights_sha256
-        info = Info(None, parent, engine.model.name, weights, time.time())
+        info = Info(None, parent, model or engine.model.source, weights, time.time())
         tree = Tree(settings, info)
         folder = Catalog(home).create(tree, name=name, key=key)
         session = cls(home, folder, folder.path, engine, key)
@@ -184,39 +186,42 @@ class Session:
         """Makes a node the place of the next message."""
         self._change(SetPlace(node))
 
-    def send(self, text: str, at: int | None = None, n: int = 1) -> tuple[int, list[int]]:
+    def send(
+        self,
+        text: str,
+        at: int | None = None,
+        n: int = 1,
+        settings: Settings = NO_SETTINGS,
+    ) -> tuple[int, list[int]]:
         """Adds a user's turn and starts `n` answers to it, decoding together; returns their ids.
 
-        at: the node it continues from; None: the place
+        at:       the node it continues from; None: the place
+        settings: what is set at the turn
         While the answer that it continues is written, it waits for its end.
         """
+        sampling_params(settings)
         with self._lock:
             parent = self.place if at is None else at
             user = self.tree.next_id
-            answers = self._new_answers(user, 0, self.tree.effective(parent).seed, n)
-            ids = [answer.id for answer in answers]
-            ask = AddNode(user, parent, "user", text, created=time.time(), model=self._weights)
-            self._change(Edit((ask, *answers, SetPlace(ids[0]))))
-            self._begin(ids)
+            turns = ask(self.tree, user, parent, text, n, self._weights, settings)
+            answers = [turn.id for turn in turns[1:]]
+            self._change(Edit((*turns, SetPlace(answers[0]))))
+            self._begin(answers)
         self._take_name(text)
-        return user, ids
+        return user, answers
 
     def send_to(self, nodes: Sequence[int], text: str) -> list[int]:
         """Sends one text to several branches, whose answers decode together; returns these."""
         with self._lock:
-            changes: list[Record] = []
-            ids = []
+            turns: list[AddNode] = []
             for node in nodes:
-                user = self.tree.next_id + len(changes)
-                changes.append(
-                    AddNode(user, node, "user", text, created=time.time(), model=self._weights)
-                )
-                changes += self._new_answers(user, 0, self.tree.effective(node).seed, 1)
-                ids.append(user + 1)
-            self._change(Edit(tuple(changes)))
-            for id in ids:
-                self._begin([id])
-        return ids
+                user = self.tree.next_id + len(turns)
+                turns += ask(self.tree, user, node, text, 1, self._weights)
+            answers = [turn.id for turn in turns if turn.role == "assistant"]
+            self._change(Edit(tuple(turns)))
+            for answer in answers:
+                self._begin([answer])
+        return answers
 
     def edit(self, user_id: int, text: str, n: int = 1) -> tuple[int, list[int]]:
         """Sends another text in place of a user's turn, beside it."""
@@ -232,8 +237,7 @@ class Session:
                 raise SessionError(f"turn {id} answers no message; send one")
             if user.model not in (None, self._weights):
                 return self.edit(user.id, user.text, n)[1]  # its tokens are another model's
-            index = self.tree.next_seed_index(user.id)
-            answers = self._new_answers(user.id, index, self.tree.effective(user.id).seed, n)
+            answers = further_answers(self.tree, user.id, n, self._weights)
             ids = [answer.id for answer in answers]
             self._change(Edit((*answers, SetPlace(ids[0]))))
             self._begin(ids)
@@ -288,7 +292,7 @@ class Session:
             raise SessionError(self.read_only or f"{self.name} has its own model already")
         model = self._engine.model
         weights = model.identity().weights_sha256
-        info = replace(self.tree.info, model=model.name, weights_sha256=weights)
+        info = replace(self.tree.info, model=model.source, weights_sha256=weights)
         self._start(weights)
         self._writer.change(SetInfo(info))
 
@@ -481,22 +485,6 @@ class Session:
 
     def _begin(self, answers: Sequence[int]) -> None:
         self._require()[2].start(answers)
-
-    def _new_answers(self, user: int, index: int, seed: int | None, n: int) -> list[AddNode]:
-        first = max(self.tree.next_id, user + 1)
-        return [
-            AddNode(
-                first + i,
-                user,
-                "assistant",
-                seed_index=index + i,
-                seed=child_seed(seed or 0, index + i),
-                state="queued",
-                created=time.time(),
-                model=self._weights,
-            )
-            for i in range(n)
-        ]
 
     def _user(self, id: int) -> int:
         """The parent of a user's turn."""

@@ -22,6 +22,7 @@ from llamay.events import (
 from llamay.sampling import SamplingParams, child_seed
 from llamay.session import Session, Settings
 from llamay.session.answers import Answers
+from llamay.session.asking import further_answers
 from llamay.tokenizer import StreamingDecoder
 from tests.scripted_model import byte_ids, write_endless_model, write_scripted_model
 from tests.session.talking import LONG, Ear, engine_of, hear, plain, written
@@ -183,9 +184,9 @@ def _written_until(session: Session, ear: Ear, cut: int, whole: list[int]) -> in
     engine = session._engine
     assert engine is not None
     with session._lock:
-        answers = session._new_answers(1, session.tree.next_seed_index(1), None, 1)
-        session._change(answers[0])
-        node = session.tree.node(answers[0].id)
+        (answer,) = further_answers(session.tree, 1, 1, session.tree.info.weights_sha256)
+        session._change(answer)
+        node = session.tree.node(answer.id)
     told = Answers([node], 9, 64, on_page=lambda node: None, on_end=lambda node: None)
     decoder, stop = StreamingDecoder(engine.model.tokenizer), StopText(("de",))
     for token in whole[:cut]:
