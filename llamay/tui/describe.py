@@ -107,16 +107,15 @@ def foot(node: "Node", resume_key: str) -> list[tuple[str, str]]:
 
 
 def branch_title(tree: "Tree", node: int) -> str:
-    """Where a branch came from: its last forks, as `… ▸ "Which index?" #2 of 3`."""
-    names = []
-    for id in tree.path(node)[1:]:
+    """Where a branch came from: its last label or fork, as `main ▸ "Which index?" #2 of 3`."""
+    for id in reversed(tree.path(node)[1:]):
         turn = tree.node(id)
         if turn.label:
-            names.append(f"[{one_line(turn.label)}]")
-        elif which := which_sibling(tree, id):
-            names.append(f'"{_short(preview(tree, turn))}" {which}')
-    return " ▸ ".join(["main", *names[-2:]])
+            return f"main ▸ [{one_line(turn.label)}]"
+        if which := which_sibling(tree, id):
+            return f'main ▸ "{_short(preview(tree, turn))}" {which}'
+    return "main"
 
 
-def _short(text: str, chars: int = 24) -> str:
+def _short(text: str, chars: int = 40) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1].rstrip()}…"

@@ -14,10 +14,17 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from llamay.tui.keys import EDITOR, bindings
+from llamay.tui.text import plural
+
+_MAX_LINES, _MAX_CHARS = 500, 20_000
 
 
 class Editor(TextArea):
-    """Where messages are written; what is in it stays until it is sent."""
+    """Where messages are written; what is in it stays until it is sent.
+
+    A text that is too long to edit quickly is put aside, and a word such as `[pasted 20,000
+    lines]` stands for it; $EDITOR shows it whole.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(EDITOR)]
     DEFAULT_CSS = """
@@ -44,6 +51,7 @@ class Editor(TextArea):
         self.past: list[str] = []
         self._at: int | None = None  # which of the past is shown; None: the draft
         self._draft = ""
+        self._aside: dict[str, str] = {}  # what stands for a long text -> the text
 
     def remember(self, text: str) -> None:
         """Puts a text at the end of the history, once."""
@@ -54,13 +62,28 @@ class Editor(TextArea):
     def put(self, text: str) -> None:
         """Shows a text to edit; a draft that it replaces goes to the history."""
         if self._at is None:
-            self.remember(self.text)
+            self.remember(self.whole)
         self._replace(text)
         self._at = None
 
+    @property
+    def whole(self) -> str:
+        """The text, with what was put aside in its place."""
+        text = self.text
+        for name, long in self._aside.items():
+            text = text.replace(name, long)
+        return text
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Puts a long text aside; others are the base class's."""
+        event.stop()
+        if _is_long(event.text):
+            event.prevent_default()
+            self.insert(self._put_aside(event.text))
+
     def action_send(self) -> None:
         """Sends what is written, if it is more than white space."""
-        text = self.text
+        text = self.whole
         if not text.strip():
             return
         self.remember(text)
@@ -72,9 +95,16 @@ class Editor(TextArea):
         self.insert("\n")
 
     def action_history(self, step: int) -> None:
-        """An earlier or later message in place of this one; the draft comes after the last."""
+        """A line up or down; where that is not possible, an earlier or later message.
+
+        The draft comes after the last one.
+        """
+        at_edge = self.cursor_at_first_line if step < 0 else self.cursor_at_last_line
+        if not at_edge or (step > 0 and self._at is None):
+            self.action_cursor_up() if step < 0 else self.action_cursor_down()
+            return
         if self._at is None:
-            self._draft = self.text
+            self._draft = self.whole
         position = len(self.past) if self._at is None else self._at
         position = max(0, min(position + step, len(self.past)))
         self._at = position if position < len(self.past) else None
@@ -85,7 +115,7 @@ class Editor(TextArea):
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "message.md")
-            file.write_text(self.text, "utf-8")
+            file.write_text(self.whole, "utf-8")
             try:
                 with self.app.suspend():
                     done = subprocess.run([*shlex.split(command), str(file)], check=False)
@@ -101,15 +131,6 @@ class Editor(TextArea):
                 return
             self._replace(file.read_text("utf-8", errors="replace").removesuffix("\n"))
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """History by arrow keys begins where the cursor can go no further."""
-        if action == "history":
-            back = parameters == (-1,)
-            at_edge = self.cursor_at_first_line if back else self.cursor_at_last_line
-            more = bool(self.past) if back else self._at is not None
-            return at_edge and more
-        return super().check_action(action, parameters)
-
     def on_key(self, event: events.Key) -> None:
         """Keeps Enter from being a new line, which the base class would make of it."""
         active = self.screen.active_bindings.get("enter") if event.key == "enter" else None
@@ -117,5 +138,17 @@ class Editor(TextArea):
             event.prevent_default()  # Textual calls the base class's handler itself
 
     def _replace(self, text: str) -> None:
-        self.load_text(text)
+        self._aside.clear()
+        self.load_text(self._put_aside(text) if _is_long(text) else text)
         self.move_cursor(self.document.end)
+
+    def _put_aside(self, text: str) -> str:
+        """Keeps a text and returns what stands for it."""
+        number = f" #{len(self._aside) + 1}" if self._aside else ""
+        name = f"[pasted {plural(text.count(chr(10)) + 1, 'line')}{number}]"
+        self._aside[name] = text
+        return name
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > _MAX_CHARS or text.count("\n") >= _MAX_LINES

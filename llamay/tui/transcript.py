@@ -305,7 +305,7 @@ class Transcript(ScrollView, can_focus=True):
         node = self._path[max(0, min(index, len(self._path) - 1))]
         if node != self.chosen:
             self.chosen = node
-            self.post_message(self.Chosen(node))
+            self._tell(self.Chosen(node))
         self.scroll_to_turn(node)
 
     @property
@@ -325,6 +325,10 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self._choose(index + (1 if lines > 0 else -1))
 
+    def _tell(self, message: Message) -> None:
+        # Whoever called: a message does not pass its sender on its way up.
+        self.post_message(message.set_sender(self))
+
     def action_up(self) -> None:
         """A few lines up, or the turn above."""
         self._step(-3)
@@ -340,7 +344,7 @@ class Transcript(ScrollView, can_focus=True):
         middle = self._turn_at(self.scroll_offset.y + (0 if pages < 0 else height - 2))
         if middle is not None and middle != self.chosen:
             self.chosen = middle
-            self.post_message(self.Chosen(middle))
+            self._tell(self.Chosen(middle))
             self.refresh()
 
     def action_first(self) -> None:
@@ -358,12 +362,12 @@ class Transcript(ScrollView, can_focus=True):
     def action_go(self) -> None:
         """Continues at the chosen turn."""
         if self.chosen is not None:
-            self.post_message(self.Go(self.chosen))
+            self._tell(self.Go(self.chosen))
 
     def action_sibling(self, step: int) -> None:
         """Shows the next or previous sibling of the chosen turn."""
         if self.chosen is not None:
-            self.post_message(self.Sibling(self.chosen, step))
+            self._tell(self.Sibling(self.chosen, step))
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the turn; a second click continues there."""
@@ -371,8 +375,8 @@ class Transcript(ScrollView, can_focus=True):
         if node is None:
             return
         if event.chain > 1:
-            self.post_message(self.Go(node))
+            self._tell(self.Go(node))
         elif node != self.chosen:
             self.chosen = node
-            self.post_message(self.Chosen(node))
+            self._tell(self.Chosen(node))
             self.refresh()

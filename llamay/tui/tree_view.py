@@ -164,12 +164,12 @@ class TreeView(ScrollView, can_focus=True):
         """Shows the turns of one of `FILTERS`."""
         self.filter = name
         self.refresh_tree()
-        self.post_message(self.Filtered(name))
+        self._tell(self.Filtered(name))
 
     def scroll_to_cursor(self) -> None:
         """Scrolls until the cursor's row is seen."""
         index = self._index.get(self.cursor)
-        if index is None:
+        if index is None or index + 1 >= len(self._starts):  # it was never shown so far
             return
         top, bottom = self._starts[index], self._starts[index + 1]
         y, height = self.scroll_offset.y, self.scrollable_content_region.height
@@ -257,7 +257,7 @@ class TreeView(ScrollView, can_focus=True):
     def _set_cursor(self, node: int) -> None:
         if node != self.cursor:
             self._draw_cursor(node)
-            self.post_message(self.Chosen(node))
+            self._tell(self.Chosen(node))
 
     def _draw_cursor(self, node: int) -> None:
         before, self.cursor = self.cursor, node
@@ -273,6 +273,10 @@ class TreeView(ScrollView, can_focus=True):
     @property
     def _row_index(self) -> int:
         return self._index.get(self.cursor, 0)
+
+    def _tell(self, message: Message) -> None:
+        # Whoever called: a message does not pass its sender on its way up.
+        self.post_message(message.set_sender(self))
 
     def action_up(self) -> None:
         """The row above."""
@@ -335,7 +339,7 @@ class TreeView(ScrollView, can_focus=True):
         """To where the next message goes."""
         if self._session is not None:
             self.choose(self._session.place)
-            self.post_message(self.Chosen(self.cursor))
+            self._tell(self.Chosen(self.cursor))
 
     def action_filter(self) -> None:
         """The next kind of turns."""
@@ -344,7 +348,7 @@ class TreeView(ScrollView, can_focus=True):
     def action_go(self) -> None:
         """Continues at the cursor's turn."""
         if self._rows:
-            self.post_message(self.Go(self.cursor))
+            self._tell(self.Go(self.cursor))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """`unfold` is there for what is folded only, so that its key is free elsewhere."""
