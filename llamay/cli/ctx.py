@@ -220,7 +220,7 @@ def _restore(
         say(f"{source}: {restored.warning}")
     if restored.context.length == 0:
         raise UsageError(f"{source}: expected a context with tokens, found an empty one")
-    return engine.branch(restored)
+    return engine.branch(restored.context)
 
 
 def _header_fields(header: "Header") -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Engine:
 
         Raises SnapshotError and its kinds, or BudgetError.
         """
-        return self.branch(self.restored(path, key=key, allow_legacy=allow_legacy))
+        return self.branch(self.restored(path, key=key, allow_legacy=allow_legacy).context)
 
     def restored(
         self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = False
@@ -182,11 +182,7 @@ class Engine:
         identity = self.model.identity()
         return self.call(read)
 
-    def branch(self, restored: Restored) -> Branch:
-        """The branch of a restored context."""
-        return self._new_branch(restored.context)
-
-    def adopt(self, context: Context) -> Branch:
+    def branch(self, context: Context) -> Branch:
         """The branch of a context of this engine's cache."""
         return self._new_branch(context)
 

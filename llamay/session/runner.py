@@ -24,8 +24,8 @@ from llamay.session.answers import Answers, sampling_params
 from llamay.session.folder import SessionFolder
 from llamay.session.node import Node
 from llamay.session.prompts import Prompts
-from llamay.session.records import AppendIds, NodeState, Record, SetSegments, SetState
-from llamay.session.saver import RUNNING, Saver
+from llamay.session.records import RUNNING, AppendIds, NodeState, Record, SetSegments, SetState
+from llamay.session.saver import Saver
 from llamay.session.states import States, saved
 from llamay.session.writing import Writer
 
@@ -244,7 +244,7 @@ class Runner:
                 self._warn(extended.warning)
             self._engine.cache.retain(context)
             break
-        return _State(self._engine.adopt(context), memory, context.length - memory)
+        return _State(self._engine.branch(context), memory, context.length - memory)
 
     def _fits(self, tokens: int) -> bool:
         free, _ = self._engine.cache.room()
@@ -371,9 +371,11 @@ class Runner:
         """Keeps a leaf's context again, as far as it is in memory or on disk."""
         try:
             with self._writer.lock:
+                if not (self._tree.visible(node) and self._states.is_bare(node)):
+                    return None
                 history = self._tree.history(node)
             state = self._state(node, history, gentle=True)
-            self._states.keep(node, state.branch)
+            self._states.keep_restored(node, state.branch)
             self._states.park(node)
             return state
         except Exception as error:  # whatever it is, the branch is computed when it is needed
