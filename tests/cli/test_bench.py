@@ -59,6 +59,7 @@ def test_json(run: Run, tiny: Path) -> None:
         assert result[phase]["seconds"] > 0
         assert payload < result[phase]["bytes"] < payload + 2048
     assert result["restore"]["to_logits_seconds"] >= result["restore"]["seconds"]
+    assert result["restore"]["query_row_seconds"] > 0
     assert result["restore_speedup"] == pytest.approx(
         result["prefill"]["seconds"] / result["restore"]["to_logits_seconds"]
     )
