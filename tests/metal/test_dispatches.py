@@ -61,7 +61,7 @@ def launches(primitives):
 
 @pytest.fixture
 def decoder(tmp_path):
-    return load_tiny(tmp_path, CONFIG, Format.Q4_1, MetalKernels(mx.fast.metal_kernel))
+    return load_tiny(tmp_path, CONFIG, Format.Q4_1, MetalKernels())
 
 
 @pytest.mark.parametrize("precision", list(KVPrecision))

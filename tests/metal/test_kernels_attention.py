@@ -178,12 +178,12 @@ class Pages:
             page_table=self.table,
             logit_rows=np.zeros(0, np.int32),
         )
-        (span,) = spans(step, self.layout.page_tokens, 1)
+        ((span, items),) = spans(step, self.layout.page_tokens, 1)
         padded = np.pad(positions, (0, -count % 8)).astype(np.int32)
         places = np.pad(self.places, ((0, 0), (0, -self.places.shape[1] % 8)))
         found = Kernels(metal.metal_kernel).attend(
-            mx.array(queries[rows]), mx.array(padded), span, mx.array(places), self.slabs, SCALE,
-            self.layout,
+            mx.array(queries[rows]), mx.array(padded), span, mx.array(items), mx.array(places),
+            self.slabs, SCALE, self.layout,
         )  # fmt: skip
         return np.array(found)
 
@@ -225,8 +225,8 @@ def test_branches_of_one_prefix_share_a_pass_and_change_no_bit(metal):
         np.zeros(9, np.int32), np.array(positions, np.int32), np.arange(9, dtype=np.int32),
         np.zeros(9, np.bool_), pages.table, np.zeros(0, np.int32),
     )  # fmt: skip
-    (span,) = spans(step, 64, 1)
-    runs = np.array(span.items)[:, 1]
+    ((_, items),) = spans(step, 64, 1)
+    runs = items[:, 1]
     # Two runs of the prefix, each in items of 8 rows and 1; the rest each on its own.
     assert sorted(runs.tolist()) == [0, 0, 1, 1] + [2] * 9
     assert np.abs(together - pages.expected(queries, range(9), positions)).max() < 1e-5

@@ -5,9 +5,10 @@ computes one row and many with the same operations in the same order (msl/produc
 msl/attend.metal). Equality with the CPU kernels is by tolerance.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -28,8 +29,16 @@ from llamay.mlx_kernels.metal import pages as page_memory
 from llamay.mlx_kernels.metal.check import failures
 from llamay.mlx_kernels.metal.forward import Forward
 from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
+from llamay.mlx_kernels.metal.schedule import ROWS
+from llamay.mlx_kernels.metal.step import Plan, StepInputs
 from llamay.mlx_kernels.metal.stock import StockKernels
 from llamay.mlx_kernels.metal.weights import Weights
+
+Graph: TypeAlias = Callable[
+    [dict[str, Any], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]
+]
+
+COMPILED = 16  # graphs kept for each model
 
 
 class MetalKernels:
@@ -49,6 +58,7 @@ class MetalKernels:
         checks_file: where it is kept which kernels work on this machine; None checks none
         """
         self.kernels = Kernels(make_kernel or mx.fast.metal_kernel)
+        self._real = make_kernel is None
         self.replaced: Mapping[str, str] = NONE_REPLACED
         self._checks_file = checks_file
         self._pools: dict[tuple[KVLayout, int], page_memory.ChunkPool] = {}
@@ -74,24 +84,38 @@ class MetalKernels:
         if self._checks_file is not None:
             self._check(program, weights, self._checks_file)
 
+        @lru_cache(maxsize=COMPILED)
+        def graph(plan: Plan, layout: KVLayout) -> Graph:
+            def build(
+                arrays: dict[str, Any], layers: list[list[mx.array]]
+            ) -> tuple[mx.array, list[list[mx.array]]]:
+                forward = Forward(self.kernels, program, weights, layout, plan, arrays, layers)
+                for operation in program.operations:
+                    forward.apply(operation)
+                return forward.stream, layers
+
+            return mx.compile(build) if self._compiles(plan) else build
+
         def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
             if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
                 raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
+            if control.cancelled:
+                return None
             page_map = page_memory.PageMap(slabs)
-            forward = Forward(self.kernels, program, weights, step, page_map)
-            cancelled = False
-            for index, operation in enumerate(program.operations):
-                cancelled = control.cancelled
-                if cancelled:
-                    break
-                forward.apply(operation)
-                control.words[1] = index + 1
-            # What a cancelled step has written lies beyond its contexts' lengths.
-            layers = [array for chunk in page_map.chunks for array in chunk.layers]
-            page_memory.finish([forward.stream, *layers])
-            return None if cancelled else np.array(forward.stream)
+            inputs = StepInputs(step, program, page_map)
+            layers = [chunk.layers for chunk in page_map.chunks]
+            logits, layers = graph(inputs.plan, slabs.layout)(inputs.arrays, layers)
+            for chunk, written in zip(page_map.chunks, layers, strict=True):
+                chunk.layers = written
+            page_memory.finish([logits, *(array for chunk in layers for array in chunk)])
+            control.words[1] = len(program.operations)
+            return np.array(logits)
 
         return run
+
+    def _compiles(self, plan: Plan) -> bool:
+        """Whether the graph of such steps is kept: building it takes longer than a small model."""
+        return self._real and not self.replaced and plan.rows <= ROWS
 
     def _check(self, program: Program, weights: Weights, file: Path) -> None:
         """Replaces the kernels that fail on this machine."""

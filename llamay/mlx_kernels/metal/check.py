@@ -178,11 +178,12 @@ class _Checker:
             at = positions[POSITIONS - ROWS :][:count]
             zeros = np.zeros(count, dtype=np.int32)
             step = Step(zeros, at, zeros, zeros.astype(np.bool_), table, zeros[:0])
-            (span,) = spans(step, page_tokens, 1)
+            ((span, items),) = spans(step, page_tokens, 1)
             attended: mx.array = kernels.attend(
                 last[:count],
                 padded(at),
                 span,
+                mx.array(items),
                 padded(table),
                 [slab],
                 program.attention_scale,

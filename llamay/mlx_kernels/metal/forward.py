@@ -1,10 +1,10 @@
 """One step as a graph, operation by operation."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 import mlx.core as mx
-import numpy as np
 
+from llamay.formats import KVLayout
 from llamay.mlx_kernels import (
     Attention,
     AttentionInput,
@@ -14,31 +14,40 @@ from llamay.mlx_kernels import (
     Logits,
     Operation,
     Program,
-    Step,
 )
 from llamay.mlx_kernels.metal.kernels import Kernels
-from llamay.mlx_kernels.metal.pages import PageMap
-from llamay.mlx_kernels.metal.step import StepInputs
+from llamay.mlx_kernels.metal.step import Plan
 from llamay.mlx_kernels.metal.weights import Weights
 
 
 class Forward:
-    """stream: [rows, hidden] float32, at the end the logits [logit rows, vocab]."""
+    """The graph of a step.
+
+    arrays: see `StepInputs`
+    layers: [chunks][layers], see `Chunk`; replaced by what the step makes of them
+    stream: [rows, hidden] float32, at the end the logits [logit rows, vocab]
+    """
 
     def __init__(
-        self, kernels: Kernels, program: Program, weights: Weights, step: Step, page_map: PageMap
+        self,
+        kernels: Kernels,
+        program: Program,
+        weights: Weights,
+        layout: KVLayout,
+        plan: Plan,
+        arrays: dict[str, Any],
+        layers: list[list[mx.array]],
     ) -> None:
         self._kernels, self._program, self._weights = kernels, program, weights
-        self._wanted, self._page_map = step.logit_rows, page_map
-        self._inputs = StepInputs(step, program, page_map)
-        self.stream = self._queries = self._attended = self._inputs.positions
+        self._layout, self._plan, self._arrays, self._layers = layout, plan, arrays, layers
+        self.stream = self._queries = self._attended = arrays["tokens"]
 
     def apply(self, operation: Operation) -> None:
         """Adds one operation of the program to the graph."""
         kernels, weights = self._kernels, self._weights
         match operation:
             case Embed(table):
-                tokens, rows = self._inputs.tokens, self._inputs.rows
+                tokens, rows = self._arrays["tokens"], self._plan.rows
                 self.stream = kernels.embed(tokens, rows, weights.matrix(table))
             case AttentionInput():
                 self._attention_input(operation)
@@ -59,7 +68,7 @@ class Forward:
 
     def _attention_input(self, op: AttentionInput) -> None:
         """Queries for attention; keys and values go to the rows' pages."""
-        weights, inputs = self._weights, self._inputs
+        weights, arrays = self._weights, self._arrays
         qkv = self._kernels.qkv(
             self.stream,
             weights.vector(op.norm),
@@ -67,36 +76,36 @@ class Forward:
             [weights.matrix(tensor) for tensor in (op.query, op.key, op.value)],
             weights.bias(op.layer),
         )
+        interleaved = self._program.rope.interleaved
         self._queries, stored = self._kernels.rotate(
-            qkv,
-            inputs.cosine,
-            inputs.sine,
-            self._page_map.layout,
-            self._program.rope.interleaved,
+            qkv, arrays["cosine"], arrays["sine"], self._layout, interleaved
         )
-        inputs.writer.write(op.layer, stored)
+        for index, (chunk, some) in enumerate(self._plan.targets):
+            rows = stored[arrays["written"][index]] if some else stored
+            self._layers[chunk][op.layer][arrays["rows"][index]] = rows
 
     def _attention(self, layer: int) -> None:
         parts = [
             self._kernels.attend(
                 self._queries,
-                self._inputs.positions,
+                self._arrays["positions"],
                 span,
-                self._inputs.pages,
-                [chunk.layers[layer] for chunk in self._page_map.chunks],
+                items,
+                self._arrays["pages"],
+                [chunk[layer] for chunk in self._layers],
                 self._program.attention_scale,
-                self._page_map.layout,
+                self._layout,
             )
-            for span in self._inputs.spans
+            for span, items in zip(self._plan.spans, self._arrays["items"], strict=True)
         ]
         self._attended = parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _logits(self, op: Logits) -> None:
         head = self._weights.matrix(op.head)
-        if not len(self._wanted):
+        if not self._plan.logits:
             self.stream = mx.zeros((0, head.rows))
             return
-        if not np.array_equal(self._wanted, np.arange(self._inputs.rows)):
-            self.stream = self.stream[mx.array(self._wanted)]
+        if self._plan.picked:
+            self.stream = self.stream[self._arrays["picks"]]
         norm = self._weights.vector(op.norm)
         self.stream = self._kernels.logits(self.stream, norm, op.eps, head)

@@ -162,6 +162,7 @@ class Kernels:
         queries: mx.array,
         positions: mx.array,
         span: Span,
+        items: mx.array,
         pages: mx.array,
         slabs: Sequence[mx.array],
         scale: float,
@@ -170,6 +171,7 @@ class Kernels:
         """[rows of the span, heads * head_dim]: causal attention.
 
         queries:   [rows, heads * head_dim]; positions: [rows, padded to 8] int32
+        items:     the span's, [items, 12] int32
         pages:     [contexts, width] int32, each page's place (see `pages.PageMap`)
         slabs:     up to 16, one layer of each chunk
         """
@@ -178,7 +180,7 @@ class Kernels:
         group = heads // layout.kv_heads
         simdgroups = min(8, span.tile * group)
         counts = (pages.shape[1], row_words(layout), layout.page_tokens, span.runs, span.start)
-        inputs = [queries, positions, span.items, pages, scalar(scale), sizes(*counts), *slabs]
+        inputs = [queries, positions, items, pages, scalar(scale), sizes(*counts), *slabs]
         inputs += [self._no_slab] * (MAX_CHUNKS - len(slabs))
         (partial,) = self._call(
             "attend",
@@ -193,7 +195,7 @@ class Kernels:
                 "CHUNK": min(KEY_CHUNK, head_dim),
                 **_kinds(layout),
             },
-            (32 * simdgroups * layout.kv_heads, span.items.shape[0], 1),
+            (32 * simdgroups * layout.kv_heads, items.shape[0], 1),
             32 * simdgroups,
         )
         return self._call(

@@ -110,6 +110,20 @@ class PageMap:
             for index in np.unique(chunk)
         ]
 
+    def targets(
+        self, places: Int32Array, positions: Int32Array
+    ) -> list[tuple[int, Int32Array, Int32Array]]:
+        """Where a step's rows go: [(index of a chunk, rows of the step, rows in the chunk)].
+
+        places: of each row's page; -1 for a row that is not written
+        """
+        written = np.flatnonzero(places >= 0).astype(np.int32)
+        found = []
+        for chunk, rows in self.rows(places[written], positions[written]):
+            here = rows >= 0
+            found.append((self.chunks.index(chunk), written[here], rows[here]))
+        return found
+
     def context_rows(
         self, pages: Sequence[int], start: int, end: int
     ) -> list[tuple[Chunk, Int32Array]]:
@@ -123,24 +137,6 @@ class PageMap:
         positions = np.arange(start, end, dtype=np.int32)
         ids = np.asarray(pages, dtype=np.int32)[positions // page_tokens]
         return self.rows(self.places(ids), positions)
-
-
-class Writer:
-    """Where a step's rows go: [(chunk, rows in the step or None for all, rows in the chunk)]."""
-
-    def __init__(self, page_map: PageMap, places: Int32Array, positions: Int32Array) -> None:
-        """places: of each row's page; -1 for a row that is not written."""
-        self._targets: list[tuple[Chunk, mx.array | None, mx.array]] = []
-        written = np.flatnonzero(places >= 0)
-        for chunk, rows in page_map.rows(places[written], positions[written]):
-            here = written[rows >= 0]
-            some = None if len(here) == len(places) else mx.array(here.astype(np.int32))
-            self._targets.append((chunk, some, mx.array(rows[rows >= 0])))
-
-    def write(self, layer: int, stored: mx.array) -> None:
-        """Writes stored [rows, words] uint32 to a layer's arrays, one scatter for each chunk."""
-        for chunk, some, rows in self._targets:
-            chunk.layers[layer][rows] = stored if some is None else stored[some]
 
 
 def finish(arrays: list[mx.array]) -> None:

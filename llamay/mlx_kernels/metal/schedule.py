@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
-from llamay.mlx_kernels import Step
+from llamay.mlx_kernels import Int32Array, Step
 
 RUN = 256  # positions; attention is reduced in runs of these, counted from 0
 ROWS = 8  # most rows of an item
@@ -17,20 +16,22 @@ PARTIAL_BYTES = 64 * 2**20  # of the runs' results held at once
 class Span:
     """Rows [start, end) of a step, whose runs' results are held at once.
 
-    items: [items, 12] int32: line of the page table, run, rows in use, 0, the rows
-    tile:  most rows of an item, 1 or 8
-    runs:  how many runs the longest row has
+    tile: most rows of an item, 1 or 8
+    runs: how many runs the longest row has
     """
 
     start: int
     end: int
-    items: mx.array
     tile: int
     runs: int
 
 
-def spans(step: Step, page_tokens: int, bytes_per_run: int) -> list[Span]:
-    """The step's rows in spans; bytes_per_run: of one row's result for one run."""
+def spans(step: Step, page_tokens: int, bytes_per_run: int) -> list[tuple[Span, Int32Array]]:
+    """The step's rows in spans; bytes_per_run: of one row's result for one run.
+
+    With each span its items, [items, 12] int32: line of the page table, run, rows in use, 0, the
+    rows.
+    """
     rows = len(step.tokens)
     runs = int(step.positions.max()) // RUN + 1
     size = max(1, PARTIAL_BYTES // (runs * bytes_per_run))
@@ -39,16 +40,16 @@ def spans(step: Step, page_tokens: int, bytes_per_run: int) -> list[Span]:
     ]
 
 
-def _span(step: Step, page_tokens: int, start: int, end: int) -> Span:
+def _span(step: Step, page_tokens: int, start: int, end: int) -> tuple[Span, Int32Array]:
     groups = _groups(step, page_tokens, start, end)
-    most = ROWS if any(len(rows) > 1 for rows in groups.values()) else 1
+    tile = ROWS if any(len(rows) > 1 for rows in groups.values()) else 1
     items = []
     for (run, line, _), rows in groups.items():
-        for at in range(0, len(rows), most):
-            part = rows[at : at + most]
+        for at in range(0, len(rows), tile):
+            part = rows[at : at + tile]
             items.append([line, run, len(part), 0, *part, *[part[0]] * (ITEM - 4 - len(part))])
     runs = int(step.positions[start:end].max()) // RUN + 1
-    return Span(start, end, mx.array(np.array(items, dtype=np.int32)), most, runs)
+    return Span(start, end, tile, runs), np.array(items, dtype=np.int32)
 
 
 def _groups(

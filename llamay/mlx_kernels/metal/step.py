@@ -3,35 +3,73 @@
 Arrays have 8 elements or more, so that the kernels' signature never changes.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from llamay.mlx_kernels import Int32Array, Program, Rope, Step
-from llamay.mlx_kernels.metal.pages import PageMap, Writer
-from llamay.mlx_kernels.metal.schedule import spans
+from llamay.mlx_kernels.metal.pages import PageMap
+from llamay.mlx_kernels.metal.schedule import Span, spans
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of a step that its graph depends on, beside the arrays' shapes.
+
+    spans:   of attention
+    targets: (index of a chunk, whether only some of the step's rows are written there)
+    logits:  how many rows want them
+    picked:  whether those are not all
+    """
+
+    rows: int
+    spans: tuple[Span, ...]
+    targets: tuple[tuple[int, bool], ...]
+    logits: int
+    picked: bool
 
 
 class StepInputs:
-    """A step as the kernels take it.
+    """A step as the kernels take it: its plan, and its arrays by name.
 
     tokens, positions: [rows] int32, padded to a multiple of 8
     cosine, sine:      [rows, pairs] float32, rows padded
     pages:             [contexts, width] int32, places of the page table's pages, width padded
-    spans:             of attention
+    items:             of each span, [items, 12] int32
+    picks:             [logits] int32, the rows that want them
+    written, rows:     of each target, the step's rows that go there and the chunk's rows, int32
     """
 
     def __init__(self, step: Step, program: Program, page_map: PageMap) -> None:
         page_tokens = page_map.layout.page_tokens
-        self.rows = len(step.tokens)
-        self.tokens, self.positions = padded(step.tokens), padded(step.positions)
-        self.cosine, self.sine = rope_tables(step.positions, program.rope)
         places = page_map.places(step.page_table)
-        self.pages = padded(places)
-        of_row = places[step.contexts, step.positions // page_tokens]
-        self.writer = Writer(page_map, np.where(step.writes, of_row, -1), step.positions)
+        cosine, sine = rope_tables(step.positions, program.rope)
         result_bytes = program.num_heads * (program.head_dim + 2) * 4
-        self.spans = spans(step, page_tokens, result_bytes)
+        parts = spans(step, page_tokens, result_bytes)
+        of_row = places[step.contexts, step.positions // page_tokens]
+        targets = page_map.targets(np.where(step.writes, of_row, -1), step.positions)
+        count = len(step.tokens)
+        self.plan = Plan(
+            rows=count,
+            spans=tuple(span for span, _ in parts),
+            targets=tuple((chunk, len(written) < count) for chunk, written, _ in targets),
+            logits=len(step.logit_rows),
+            picked=not np.array_equal(step.logit_rows, np.arange(count)),
+        )
+        self.arrays: dict[str, Any] = {
+            "tokens": padded(step.tokens),
+            "positions": padded(step.positions),
+            "cosine": cosine,
+            "sine": sine,
+            "pages": padded(places),
+            "items": [mx.array(items) for _, items in parts],
+            "picks": mx.array(step.logit_rows),
+            "written": [mx.array(written) for _, written, _ in targets],
+            "rows": [mx.array(rows) for _, _, rows in targets],
+        }
 
 
 def padded(values: Int32Array) -> mx.array:

@@ -69,14 +69,17 @@ class StockKernels:
         queries: mx.array,
         positions: mx.array,
         span: Span,
+        items: mx.array,
         pages: mx.array,
         slabs: Sequence[mx.array],
         scale: float,
         layout: KVLayout,
     ) -> mx.array:
         """See `Kernels`."""
-        ends, places, items = np.array(positions), np.array(pages), np.array(span.items)
-        lines = {(row, item[1]): item[0] for item in items for row in item[4 : 4 + item[2]]}
+        ends, places = np.array(positions), np.array(pages)
+        lines = {
+            (row, item[1]): item[0] for item in np.array(items) for row in item[4 : 4 + item[2]]
+        }
         attended = []
         for row in range(span.start, span.end):
             seen = np.arange(ends[row] + 1)
