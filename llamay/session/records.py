@@ -12,6 +12,7 @@ Role: TypeAlias = Literal["root", "user", "assistant"]
 NodeState: TypeAlias = Literal[
     "queued", "reading", "writing", "done", "stopped", "interrupted", "failed"
 ]
+RUNNING: tuple[NodeState, ...] = ("queued", "reading", "writing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from llamay.events import Notice, Saved
 from llamay.kv import Context
 from llamay.kv.snapshot import write_segment
 from llamay.session.folder import SessionFolder
-from llamay.session.records import SegmentRef, SetSegments
+from llamay.session.records import RUNNING, SegmentRef, SetSegments
 from llamay.session.segments import plan_merges
 from llamay.session.states import States
 from llamay.session.writing import Writer
@@ -21,7 +21,6 @@ IDLE_S = 2.0  # after which small segments are merged
 RETRY_S = 5.0  # after which what could not be written is tried again
 RECORDS_PER_CHECKPOINT = 20_000
 BYTES_PER_S = 100e6  # of a disk, before one was measured
-RUNNING = ("queued", "reading", "writing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,12 @@ class Saver:
             fork.truncate(length)
             return fork
 
-        return self._engine.call(fork)
+        found = self._engine.call(fork)
+        if found is None:
+            with self._writer.lock:
+                history = self._writer.tree.history(node)
+            found = self._engine.cache.match(history[:length])
+        return found if found.length == length else None
 
     def _require_folder(self) -> None:
         if not self._folder.path.is_dir():

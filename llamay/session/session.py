@@ -16,10 +16,12 @@ from llamay.session.answers import sampling_params
 from llamay.session.asking import ask, further_answers
 from llamay.session.catalog import Catalog
 from llamay.session.duplicate import branch_of, write_duplicate
-from llamay.session.folder import SEGMENTS, SessionFolder
+from llamay.session.folder import SessionFolder
 from llamay.session.loading import Loaded
+from llamay.session.opening import open_files
 from llamay.session.records import (
     NO_SETTINGS,
+    RUNNING,
     AddNode,
     Delete,
     Edit,
@@ -29,22 +31,17 @@ from llamay.session.records import (
     SetInfo,
     SetLabel,
     SetPlace,
-    SetSegments,
     SetSettings,
     SetState,
     Settings,
     Undo,
 )
-from llamay.session.runner import Runner
-from llamay.session.saver import RUNNING, Saver
-from llamay.session.speed import read_speed, write_speed
-from llamay.session.states import Figures, PageCell, States, Where
+from llamay.session.running import Running
+from llamay.session.states import Figures, PageCell, Where
 from llamay.session.tree import Tree
 from llamay.session.writing import Listener, Told, Writer
 from llamay.tokenizer import StreamingDecoder
 
-CLOSE_S = 0.9  # what closing may take; the rest of a second is for the last files
-ENGINE_S = 0.3  # of it: until answers under way have ended
 _RESUMABLE = ("interrupted", "stopped", "failed")
 
 
@@ -88,10 +85,9 @@ class Session:
         self._key = key
         self._folder = folder
         self._engine = engine
-        self._notices = opened.notices
         self._writer = Writer(tree, folder)
         self._lock = self._writer.lock
-        self._parts: tuple[States, Saver, Runner] | None = None
+        self._running: Running | None = None
         self._names_itself = False
         self._goodbye: Goodbye | None = None
         self._closing = threading.Lock()
@@ -126,7 +122,7 @@ class Session:
         folder = Catalog(home).create(tree, name=name, key=key)
         session = cls(home, folder, folder.path, engine, key)
         session._names_itself = name is None
-        session._start(weights)
+        session._start()
         return session
 
     @classmethod
@@ -138,30 +134,16 @@ class Session:
         engine: None, or of a model with other weights, opens it read-only
         Raises SessionBusyError if a process has it open, and what `Catalog.open` raises.
         """
-        catalog = Catalog(home)
-        path = catalog.path(name)
-        if engine is None:
-            session = cls(home, catalog.read(name, key), path, None, key)
-            session._refuse("its model is not here; choose another to continue with")
-            return session
-        try:
-            folder = catalog.open(name, key)
-        except SessionError as error:
-            if type(error) is not SessionError:
-                raise
-            session = cls(home, catalog.read(name, key), path, None, key)
-            session._refuse(str(error))
-            return session
-        session = cls(home, folder, path, engine, key)
-        weights = engine.model.identity().weights_sha256
-        if folder.tree.info.weights_sha256 in (None, weights):
-            session._start(weights)
+        opened, why = open_files(home, name, engine, key)
+        writable = isinstance(opened, SessionFolder)
+        path = Catalog(home).path(name)
+        session = cls(home, opened, path, engine if writable else None, key)
+        session._tell_notices(opened.notices)
+        if why is None:
+            session._start()
         else:
-            was = folder.tree.info.model or "another model"
-            session._refuse(
-                f"it was made with {was}, and this is {engine.model.name} with other weights; "
-                "continue with this model to have it read the text"
-            )
+            session.read_only = f"{session.name} is read-only: {why}"
+            session._tell_notices([session.read_only])
         return session
 
     # --- what it is ---
@@ -265,15 +247,15 @@ class Session:
 
     def stop(self, answer_id: int | None = None) -> None:
         """Ends an answer where it is; None: all that are under way or wait."""
-        _, _, runner = self._require()
+        runner = self._require().runner
         with self._lock:
             running = [node.id for node in self.tree.nodes.values() if node.state in RUNNING]
             runner.stop([id for id in running if answer_id in (None, id)])
 
     def look_at(self, nodes: Iterable[int]) -> None:
         """What is on the screen: its answers are read and written first."""
-        if self._parts:
-            self._parts[2].look_at(list(nodes))
+        if self._running:
+            self._running.runner.look_at(list(nodes))
 
     def pieces(self, id: int) -> list[str]:
         """The text that each of a turn's tokens completes."""
@@ -288,13 +270,13 @@ class Session:
 
         Raises SessionError if there is no model, or nothing that keeps it from going on.
         """
-        if self._engine is None or self._folder is None or self._parts is not None:
+        if self._engine is None or self._folder is None or self._running is not None:
             raise SessionError(self.read_only or f"{self.name} has its own model already")
         model = self._engine.model
         weights = model.identity().weights_sha256
         info = replace(self.tree.info, model=model.source, weights_sha256=weights)
-        self._start(weights)
         self._writer.change(SetInfo(info))
+        self._start()
 
     # --- edits ---
 
@@ -340,17 +322,17 @@ class Session:
 
     def where(self, id: int) -> Where:
         """Where the state of a turn's branch is."""
-        if self._parts is None:
+        if self._running is None:
             return Where(self.tree.length(id), 0, 0, "none")
-        return self._parts[0].where(id)
+        return self._running.states.where(id)
 
     def page_map(self, id: int) -> tuple[PageCell, ...]:
         """The pages of a turn's branch, in order of positions."""
-        return self._parts[0].page_map(id) if self._parts else ()
+        return self._running.states.page_map(id) if self._running else ()
 
     def figures(self) -> Figures:
         """What the engine holds. Raises SessionError without one."""
-        return self._require()[0].figures()
+        return self._require().states.figures()
 
     # --- the end ---
 
@@ -359,13 +341,10 @@ class Session:
 
         Raises SessionError if it waits and something could not be written.
         """
-        _, saver, _ = self._require()
+        running = self._require()
         with self._lock:
-            for id in self.tree.leaves():
-                saver.save(id)
-        if wait:
-            saver.flush()
-            self._writer.checkpoint().result()
+            leaves = self.tree.leaves()
+        running.save(leaves, wait)
 
     def close(self) -> Goodbye:
         """Ends answers under way as `interrupted`, saves what fits in a second, and gives the
@@ -377,19 +356,9 @@ class Session:
 
     def _close(self) -> Goodbye:
         begun = time.monotonic()
-        pages = written = 0
         with self._lock:
             branches = len([leaf for leaf in self.tree.leaves() if leaf])
-        if self._parts:
-            states, saver, runner = self._parts
-            runner.close(begun + ENGINE_S)
-            self._writer.flush(ENGINE_S)
-            pages = states.figures().pages
-            if runner.prefill_tokens_per_s:
-                write_speed(self._home, self._machine, runner.prefill_tokens_per_s)
-            saver.close(begun + CLOSE_S)
-            written = saver.bytes_written
-            states.close()
+        pages, written = self._running.close() if self._running else (0, 0)
         unwritten = self._writer.close()
         if self._folder:
             self._leave(self._folder, bool(unwritten))
@@ -411,47 +380,25 @@ class Session:
     def _weights(self) -> str | None:
         return self.tree.info.weights_sha256
 
-    def _start(self, weights: str) -> None:
+    def _start(self) -> None:
+        """Has the session run, on the model that it says is its own."""
         assert self._engine is not None
         assert self._folder is not None
+        weights = self._engine.model.identity().weights_sha256
         self.read_only = None
-        self._tell_notices()
-        self._forget_missing(self._folder)
-        self._machine = f"{weights} {self._engine.cache.numerics}"
-        states = States(self._writer, self._engine, weights)
-        saver = Saver(self._writer, states, self._engine, self._folder, weights)
-        speed = read_speed(self._home, self._machine)
-        runner = Runner(self._writer, states, saver, self._engine, self._folder, weights, speed)
-        self._parts = states, saver, runner
+        self._running = Running(self._home, self._folder, self._engine, self._writer, weights)
 
-    def _refuse(self, why: str) -> None:
-        self.read_only = f"{self.name} is read-only: {why}"
-        self._tell_notices()
-        self._writer.tell(Notice(self.read_only, "warning"))
+    def _tell_notices(self, sentences: Sequence[str]) -> None:
+        self._writer.tell(*(Notice(sentence, "warning") for sentence in sentences))
 
-    def _tell_notices(self) -> None:
-        notices, self._notices = self._notices, []
-        self._writer.tell(*(Notice(sentence, "warning") for sentence in notices))
-
-    def _forget_missing(self, folder: SessionFolder) -> None:
-        """Takes segments out of the tree whose files are not there any more."""
-        missing = folder.segments.missing(self.tree)
-        for node, refs in missing.items():
-            rest = tuple(ref for ref in self.tree.node(node).segments if ref not in refs)
-            self._writer.change(SetSegments(node, rest))
-        if missing:
-            tokens = sum(ref.end - ref.start for refs in missing.values() for ref in refs)
-            sentence = f"files with the state of {tokens:,} tokens are gone; they are read again"
-            self._writer.tell(Notice(f"{folder.path / SEGMENTS}: {sentence}", "warning"))
-
-    def _require(self) -> tuple[States, Saver, Runner]:
-        if self._parts is None or self._goodbye is not None:
+    def _require(self) -> Running:
+        if self._running is None or self._goodbye is not None:
             raise SessionError(self.read_only or f"{self.name} is closed; open it again")
-        return self._parts
+        return self._running
 
     def _change(self, record: Record) -> None:
         """Makes a user's change, stops answers that it hid, and tells."""
-        _, _, runner = self._require()
+        runner = self._require().runner
         with self._lock:
             place = self.place
             nodes = self._writer.change(record)
@@ -484,7 +431,7 @@ class Session:
         self._writer.tell(TreeChanged((self.tree.root.id,)))
 
     def _begin(self, answers: Sequence[int]) -> None:
-        self._require()[2].start(answers)
+        self._require().runner.start(answers)
 
     def _user(self, id: int) -> int:
         """The parent of a user's turn."""

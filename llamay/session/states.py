@@ -13,7 +13,7 @@ from llamay.engine import Branch, Counters, Engine
 from llamay.errors import ContextBusyError
 from llamay.kv import Context
 from llamay.session.answers import Answers
-from llamay.session.records import SegmentRef
+from llamay.session.records import RUNNING, SegmentRef
 from llamay.session.tree import Tree
 from llamay.session.writing import Writer
 
@@ -138,12 +138,26 @@ class States:
         if before and before is not branch:
             before.close()
 
+    def keep_restored(self, node: int, branch: Branch) -> None:
+        """Keeps the context of a leaf, unless it has got another meanwhile."""
+        with self._writer.lock:
+            if self.is_bare(node):
+                self._kept[node] = branch
+                return
+        branch.close()
+
+    def is_bare(self, node: int) -> bool:
+        """Whether a turn has no context that is kept, and none under way or about to be."""
+        with self._writer.lock:
+            known = node in self._kept or node in self._under_way
+            return not known and self._tree.node(node).state not in RUNNING
+
     def settle(self) -> list[int]:
         """Lets go of contexts whose turn is no visible leaf; returns leaves that have none."""
         with self._writer.lock:
             leaves = self._tree.leaves()
             gone = [self._kept.pop(id) for id in set(self._kept) - set(leaves)]
-            bare = [id for id in leaves if id not in self._kept and id not in self._under_way]
+            bare = [id for id in leaves if self.is_bare(id)]
         for branch in gone:
             branch.close()
         return [id for id in bare if id]

@@ -129,7 +129,7 @@ def test_what_is_not_in_memory_is_taken_from_disk_and_the_rest_computed(
     _, (answer,) = session.send(LONG)
     ear.wait_ended(answer)
     session.save()
-    session._parts[0].close()  # type: ignore[index]
+    session._running.states.close()  # type: ignore[union-attr]
     engine.cache.clear_tree()
     assert engine.cache.live_pages == 0
     assert session.where(answer).place == "disk"
