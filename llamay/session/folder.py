@@ -29,6 +29,7 @@ from pathlib import Path
 
 from llamay.errors import SessionError
 from llamay.kv.snapshot import Key, sweep
+from llamay.kv.snapshot.files import folder_to_disk
 from llamay.session.files import create_file, unwritable
 from llamay.session.journal import JournalWriter
 from llamay.session.loading import MANIFEST, PREVIOUS, Loaded, journal_bases, journal_name, load
@@ -142,6 +143,8 @@ class SessionFolder:
         self.path = path
         self.segments = SegmentFiles(path / SEGMENTS)
         self._end_journal()
+        with suppress(OSError):
+            folder_to_disk(path.parent)
 
     def close(self, tree: Tree) -> None:
         """Forgets what was deleted, saves, sweeps the segments, and gives up the lock.
@@ -176,7 +179,7 @@ class SessionFolder:
             self.append(records)
             for record in records:
                 self.tree.apply(record)
-        if records or loaded.replayed or loaded.notices:
+        if records or loaded.replayed or loaded.notices or not manifest.exists():
             self.checkpoint(self.tree)
         for path in loaded.damaged:
             if path != manifest:

@@ -29,7 +29,7 @@ DEEP_SEEDS, DEEP_OPERATIONS = 500, 400
 def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of snapshots are written here, and none has to outlive a power loss."""
     monkeypatch.setattr(files, "to_disk", lambda descriptor: None)
-    monkeypatch.setattr(files, "_folder_to_disk", lambda folder: None)
+    monkeypatch.setattr(files, "folder_to_disk", lambda folder: None)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

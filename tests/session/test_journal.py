@@ -1,18 +1,20 @@
 """A journal keeps every record that is whole, and says of every byte that is not as written."""
 
+import itertools
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from llamay.errors import SessionKeyError, SessionVersionError
+from llamay.errors import SessionError, SessionKeyError, SessionVersionError
 from llamay.kv.snapshot import Key
 from llamay.kv.snapshot.format import digest
 from llamay.session.folder import open_folder
 from llamay.session.journal import EMPTY_BYTES, JournalWriter, read_journal
 from llamay.session.loading import Loaded, load
-from llamay.session.records import SetLabel
+from llamay.session.records import Record, SetLabel
 from tests.session.sessions import KEY, OTHER_KEY, RECORDS, make, same, tree_after
 
 KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
@@ -175,7 +177,7 @@ def test_no_nonce_is_used_twice_for_other_text(
     with monkeypatch.context() as patched:
         patched.setattr("llamay.session.journal.write_all", full)
         for label in ("a", "b"):
-            with pytest.raises(Exception, match="No space left"):
+            with pytest.raises(SessionError, match="No space left"):
                 writer.append([SetLabel(0, label)], sync=False)
     writer.append([SetLabel(0, "c")], sync=True)
     writer.close()
@@ -184,6 +186,36 @@ def test_no_nonce_is_used_twice_for_other_text(
     assert len({data[16:20] for data in attempts}) == 3
     text = read_journal(tmp_path / JOURNAL, bytes(16), 0, KEY)
     assert text.records == [(1, SetLabel(0, "c"))]
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["cut off at once", "cut off when tried again"])
+def test_what_a_failed_write_left_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    writer = JournalWriter(tmp_path / JOURNAL, bytes(16), 0, None)
+    records: list[Record] = [SetLabel(0, "a"), SetLabel(0, "b")]
+    real, cuts = os.ftruncate, itertools.count(1)
+
+    def all_but_one(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[:-1])
+        raise OSError(28, "No space left on device")
+
+    def cut(descriptor: int, size: int) -> None:
+        if next(cuts) == 2 and nth == 2:  # the first is before the write
+            raise OSError(5, "Input/output error")
+        real(descriptor, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("llamay.session.journal.write_all", all_but_one)
+        patched.setattr("llamay.session.journal.os.ftruncate", cut)
+        with pytest.raises(SessionError, match="No space left"):
+            writer.append(records, sync=False)
+    if nth == 1:
+        assert read_journal(tmp_path / JOURNAL, bytes(16), 0, None).records == []
+    writer.append(records, sync=False)
+    writer.close()
+    text = read_journal(tmp_path / JOURNAL, bytes(16), 0, None)
+    assert (text.records, text.damage) == ([*enumerate(records, 1)], [])
 
 
 def test_another_key_and_a_newer_version_are_errors_of_their_own(tmp_path: Path) -> None:

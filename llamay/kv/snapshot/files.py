@@ -62,7 +62,7 @@ def new_file(path: Path) -> Iterator[NewFile]:
             start = time.perf_counter()
             to_disk(descriptor)
             temporary.replace(path)
-            _folder_to_disk(path.parent)
+            folder_to_disk(path.parent)
             file.fsync_seconds = time.perf_counter() - start
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -117,6 +117,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def to_disk(descriptor: int) -> None:
+    """Has the disk keep a file, through a loss of power. Raises OSError."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # on macOS, fsync leaves data in the drive's own cache
         with suppress(OSError):  # which not every file system knows
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
@@ -124,7 +125,8 @@ def to_disk(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _folder_to_disk(folder: Path) -> None:
+def folder_to_disk(folder: Path) -> None:
+    """Has the disk keep a folder's entries, through a loss of power. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
