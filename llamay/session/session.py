@@ -12,6 +12,7 @@ from llamay.engine import Engine
 from llamay.errors import SessionError
 from llamay.events import Notice, PlaceChanged, SessionEvent, TreeChanged
 from llamay.kv.snapshot import Key
+from llamay.session.alternatives import alternatives
 from llamay.session.answers import sampling_params
 from llamay.session.asking import ask, further_answers
 from llamay.session.catalog import Catalog
@@ -264,6 +265,19 @@ class Session:
             return [node.text]
         decoder = StreamingDecoder(self._engine.model.tokenizer)
         return [decoder.feed(token) for token in node.ids]
+
+    def alternatives(self, id: int, index: int, n: int = 4) -> list[tuple[str, float]]:
+        """The likeliest tokens where a turn has its token `index`, with their log-probabilities.
+
+        Waits for the engine. Empty if the state before the token is not in memory.
+        """
+        states, engine = self._require().states, self._engine
+        with self._lock:
+            before = self.tree.history(id)[: self.tree.start(id) + index]
+            context = states.source(id)
+        if context is None or engine is None:
+            return []
+        return alternatives(engine, context, before, n)
 
     def continue_with_model(self) -> None:
         """Lets a session go on that was made with other weights: this model reads the text anew.

@@ -1,0 +1,40 @@
+"""What a model would have written instead: the likeliest tokens at a place of a context."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamay.engine import Engine
+from llamay.kv import Context
+from llamay.mlx_kernels import Float32Array
+from llamay.mlx_kernels.cpu import log_sum_exp
+
+
+def alternatives(
+    engine: Engine, context: Context, before: Sequence[int], count: int
+) -> list[tuple[str, float]]:
+    """The likeliest tokens after `before`, each with its text and its log-probability.
+
+    context: holds `before` at its beginning, else the list is empty; nothing is written to it
+    Waits for the engine, which computes one row. The logarithms are those that an answer has.
+    """
+
+    def logits() -> Float32Array | None:
+        if not before or list(context.tokens[: len(before)]) != list(before):
+            return None
+        fork = context.fork()
+        try:
+            fork.truncate(len(before))
+            return engine.model.decoder.last_logits(engine.cache, fork)
+        finally:
+            fork.close()
+
+    raw = engine.call(logits)
+    if raw is None:
+        return []
+    likeliest = np.argsort(-raw, kind="stable")[:count]  # ties go to the lower id
+    total, tokenizer = log_sum_exp(raw), engine.model.tokenizer
+    return [
+        (tokenizer.token_bytes(int(id)).decode("utf-8", "replace"), float(raw[id]) - total)
+        for id in likeliest
+    ]
