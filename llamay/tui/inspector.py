@@ -1,18 +1,20 @@
 """The state inspector: what the engine holds of a branch, page by page and token by token."""
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.timer import Timer
 from textual.widgets import Static
 
-from llamay.errors import SessionError
+from llamay.errors import LlamayError, SessionError
 from llamay.tui import text
 from llamay.tui.bridge import Bridge, SessionUpdate
-from llamay.tui.describe import preview
+from llamay.tui.describe import RUNNING, preview
 from llamay.tui.page_map import PageMap
 from llamay.tui.token_view import TokenView
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from llamay.session.states import PageCell
 
 _FIGURES_S = 0.5
+_STAYS_S = 0.15
 _LABEL = 10
 _NAME = 24
 _PLACES = {"memory": "in memory", "disk": "on disk", "none": "to be computed"}
@@ -43,6 +46,8 @@ class Inspector(VerticalScroll, can_focus=False):
         self._session: Session | None = None
         self._node = 0
         self._stale = False
+        self._ask: Timer | None = None
+        self._wanted: tuple[int, int, str] | None = None  # token whose alternatives were asked for
 
     def compose(self) -> ComposeResult:
         yield Static(id="branch")
@@ -100,6 +105,7 @@ class Inspector(VerticalScroll, can_focus=False):
         self.query_one("#engine", Static).update(self._engine(session))
         is_answer = node.role == "assistant"
         self.query_one(TokenView).show(session.pieces(node.id) if is_answer else (), node.logprobs)
+        self._want_alternatives()
 
     def _branch(self, session: "Session") -> Content:
         where = session.where(self._node)
@@ -130,6 +136,39 @@ class Inspector(VerticalScroll, can_focus=False):
             ("written", f"{text.count(counters.decoded_tokens)} tok"),
         ]
         return _table(rows)
+
+    @on(TokenView.Chosen)
+    def token_chosen(self, event: TokenView.Chosen) -> None:
+        """Asks for what else was likely there."""
+        event.stop()
+        self._want_alternatives()
+
+    def _want_alternatives(self) -> None:
+        """Asks once a choice has stayed for a moment, and nothing more is written there."""
+        assert self._session is not None
+        index, state = self.query_one(TokenView).index, self._session.tree.node(self._node).state
+        wanted = (self._node, index, state)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            if self._ask is not None:
+                self._ask.stop()
+            if index >= 0 and state not in RUNNING:
+                ask = partial(self._alternatives, self._session, self._node, index)
+                self._ask = self.set_timer(_STAYS_S, ask)
+
+    @work(thread=True, exclusive=True)
+    def _alternatives(self, session: "Session", node: int, index: int) -> None:
+        """Has the engine compute one row; on a thread, because it may be at work."""
+        try:
+            found = session.alternatives(node, index)
+        except LlamayError:
+            found = []
+        self.app.call_from_thread(self._show_alternatives, node, index, found)
+
+    def _show_alternatives(self, node: int, index: int, found: list[tuple[str, float]]) -> None:
+        tokens = self.query_one(TokenView)
+        if (node, index) == (self._node, tokens.index):
+            tokens.show_alternatives(found)
 
     @on(PageMap.Pointed)
     def describe_page(self, event: PageMap.Pointed) -> None:

@@ -9,6 +9,7 @@ from textual import events
 from textual.app import RenderResult
 from textual.binding import BindingType
 from textual.content import Content
+from textual.message import Message
 from textual.widget import Widget
 
 from llamay.tui.keys import bindings
@@ -26,13 +27,17 @@ class TokenView(Widget, can_focus=True):
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(TOKENS)]
     DEFAULT_CSS = """
-    TokenView { height: 5; }
+    TokenView { height: 6; }
     TokenView:focus { background-tint: $foreground 10%; }
     """
+
+    class Chosen(Message):
+        """Another token is chosen, or the last one is another."""
 
     def __init__(self, *, id: str | None = None) -> None:
         """Without tokens."""
         super().__init__(id=id)
+        self._alternatives: Sequence[tuple[str, float]] = ()
         self._pieces: Sequence[str] = ()
         self._logprobs: Sequence[float] = ()
         self._chosen: int | None = None
@@ -40,13 +45,25 @@ class TokenView(Widget, can_focus=True):
     def show(self, pieces: Sequence[str], logprobs: Sequence[float]) -> None:
         """Shows an answer's tokens: their texts, and as many logarithms of probabilities."""
         length = min(len(pieces), len(logprobs))
-        self._pieces, self._logprobs = pieces[:length], logprobs[:length]
-        self.refresh()
+        if (pieces[:length], logprobs[:length]) != (self._pieces, self._logprobs):
+            self._pieces, self._logprobs = pieces[:length], logprobs[:length]
+            self._tell()
 
     def choose(self, index: int | None) -> None:
         """Chooses a token; None is the last one, whichever that is."""
-        self._chosen = index
+        if index != self._chosen:
+            self._chosen = index
+            self._tell()
+
+    def show_alternatives(self, alternatives: Sequence[tuple[str, float]]) -> None:
+        """Shows the likeliest tokens at the chosen one's place, until another is chosen."""
+        self._alternatives = alternatives
         self.refresh()
+
+    def _tell(self) -> None:
+        self._alternatives = ()
+        self.refresh()
+        self.post_message(self.Chosen())
 
     @property
     def index(self) -> int:
@@ -78,9 +95,19 @@ class TokenView(Widget, can_focus=True):
             )
         )
         place = f"{count(index + 1)} of {count(len(self._pieces))}"
-        return Content("\n").join(
-            [bars, self._around(), Content(self.figures()), Content(place).stylize(MUTED)]
-        )
+        lines = [bars, self._around(), Content(self.figures()), Content(self.others())]
+        return Content("\n").join([*lines, Content(place).stylize(MUTED)])
+
+    def others(self) -> str:
+        """Likely tokens besides the chosen one, as many as there is room for, in percent."""
+        chosen, line = self._pieces[self.index], ""
+        for piece, logprob in self._alternatives:
+            shown = _visible(piece).strip() or _visible(piece)
+            word = f"{shown} {share(logprob).removesuffix(' %')}"
+            longer = f"{line} · {word}" if line else word
+            if piece != chosen and cell_len(longer) <= self.size.width:
+                line = longer
+        return line
 
     def _around(self) -> Content:
         """The chosen token in its line, as much around it as there is room for."""

@@ -234,6 +234,10 @@ class FakeSession:
     def pieces(self, id: int) -> list[str]:
         return re.findall(r"\s*\S+\s?|\s+", self.tree.node(id).text)
 
+    def alternatives(self, id: int, index: int, n: int = 4) -> list[tuple[str, float]]:
+        self.calls.append(("alternatives", id, index))
+        return [(self.pieces(id)[index], -0.5), (" scale", -2.0), (" rate", -3.0)]
+
     # edits
 
     def label(self, id: int, text: str) -> None:

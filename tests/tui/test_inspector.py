@@ -212,6 +212,28 @@ def test_the_chosen_token_has_its_probability():
     inspect(session, scenario)
 
 
+def test_what_else_was_likely_is_shown_when_a_choice_stays_and_nothing_more_comes():
+    session = FakeSession()
+    session.script = lambda node: "So it is."
+    session.gate.clear()
+    session.send("Is it so?")
+
+    async def scenario(pilot, screen):
+        tokens = screen.query_one(TokenView)
+        await until(pilot, lambda: tokens.index == 0)
+        await pilot.pause(0.4)
+        assert not [call for call in session.calls if call[0] == "alternatives"]
+        session.gate.set()
+        await until(pilot, lambda: tokens.others() == "scale 13.5 · rate 5.0")
+        assert session.calls[-1] == ("alternatives", 2, 2)
+        tokens.focus()
+        await pilot.press("home")
+        assert tokens.others() == ""
+        await until(pilot, lambda: session.calls[-1] == ("alternatives", 2, 0))
+
+    inspect(session, scenario)
+
+
 @pytest.mark.parametrize(("logprob", "bar"), [(math.log(0.99), "█"), (math.log(0.01), "▁")])
 def test_a_bar_is_as_high_as_the_probability(logprob, bar):
     session = answered()
