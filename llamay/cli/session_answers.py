@@ -124,9 +124,9 @@ def _listen(
                     answered.prefilled = event.prefill
                 case AnswerProgress() if event.node == answered.nodes[0]:
                     answered.prefill_s = event.seconds
-                    left = event.total - event.cached - event.done
-                    rest = event.seconds / max(1, event.done) * left
-                    progress(f"reading {event.done} of {event.done + left} tokens", rest)
+                    left = event.total - event.done
+                    rest = event.seconds / max(1, event.done - event.cached) * left
+                    progress(f"reading {event.done} of {event.total} tokens", rest)
                 case AnswerText() | AnswerEnded() | AnswerFailed() if event.node in waiting:
                     _take(event, answered, streamer)
                     if not isinstance(event, AnswerText):

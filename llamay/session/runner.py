@@ -20,6 +20,7 @@ from llamay.events import (
     SessionEvent,
     TreeChanged,
 )
+from llamay.kv import Context
 from llamay.session.answers import Answers, sampling_params
 from llamay.session.folder import SessionFolder
 from llamay.session.node import Node
@@ -221,8 +222,7 @@ class Runner:
 
         gentle: reads nothing for which something else would have to go
         """
-        self._states.remember(id)
-        context = self._engine.cache.match(history)
+        context = self._in_memory(id, history)
         memory = context.length
         while True:
             with self._writer.lock:
@@ -245,6 +245,16 @@ class Runner:
             self._engine.cache.retain(context)
             break
         return _State(self._engine.branch(context), memory, context.length - memory)
+
+    def _in_memory(self, id: int, history: Sequence[int]) -> Context:
+        """What any context holds of a history; one that others' numerics made if it holds more."""
+        self._states.remember(id)
+        context = self._engine.cache.match(history)
+        beginning = self._states.beginning(id)
+        if beginning is None or beginning.length <= context.length:
+            return context
+        context.close()
+        return beginning
 
     def _fits(self, tokens: int) -> bool:
         free, _ = self._engine.cache.room()

@@ -50,7 +50,10 @@ class Running:
         pages = self.states.figures().pages
         if self.runner.prefill_tokens_per_s:
             write_speed(self._home, self._machine, self.runner.prefill_tokens_per_s)
-        self.saver.close(begun + CLOSE_S)
+        with self._writer.lock:
+            tree = self._writer.tree
+            here = [leaf for leaf in tree.leaves() if tree.place in tree.path(leaf)]
+        self.saver.close(begun + CLOSE_S, first=here)
         self.states.close()
         return pages, self.saver.bytes_written
 

@@ -1,8 +1,9 @@
 """Writes computed state to segment files, on a thread of its own that nobody waits for."""
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from llamay.errors import EngineStoppedError, LlamayError, SessionError
 from llamay.events import Notice, Saved
 from llamay.kv import Context
 from llamay.kv.snapshot import write_segment
+from llamay.kv.snapshot.files import to_disk
 from llamay.session.folder import SessionFolder
+from llamay.session.loading import journal_bases, journal_name
 from llamay.session.records import RUNNING, SegmentRef, SetSegments
 from llamay.session.segments import plan_merges
 from llamay.session.states import States
@@ -21,6 +24,7 @@ IDLE_S = 2.0  # after which small segments are merged
 RETRY_S = 5.0  # after which what could not be written is tried again
 RECORDS_PER_CHECKPOINT = 20_000
 BYTES_PER_S = 100e6  # of a disk, before one was measured
+PIECE_BYTES = 32 * 2**20  # of a file, so that closing need not wait long for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,15 @@ class Saver:
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._busy and (not self._waiting or self._trouble))
 
-    def close(self, deadline: float) -> None:
-        """Saves as much of what was asked for as can be before `deadline` (monotonic clock)."""
+    def close(self, deadline: float, first: Collection[int]) -> None:
+        """Saves as much of what was asked for as can be before `deadline` (monotonic clock).
+
+        first: turns that go before others
+        """
         with self._wake:
             self._deadline = deadline
+            waiting = sorted(self._waiting, key=lambda node: node not in first)
+            self._waiting = dict.fromkeys(waiting)
             self._wake.notify_all()
         self._thread.join()
 
@@ -115,9 +124,9 @@ class Saver:
     def _save(self, node: int) -> None:
         try:
             for part in self._parts(node):
-                if (fitting := self._fitting(part)) is None:
+                if not self._write_fitting(part):
                     break
-                self._write(fitting)
+            self._sync_journal()
             self._states.park(node)
             self._worked()
         except EngineStoppedError:
@@ -150,6 +159,32 @@ class Saver:
                 if segment:
                     start, parent = segment.end, segment.name
 
+    def _write_fitting(self, part: _Part) -> bool:
+        """Writes a part in pieces of bounded size; False if there is no time left for all."""
+        most = max(1, PIECE_BYTES // self._row_bytes // self._page_tokens) * self._page_tokens
+        start, parent = part.start, part.parent
+        while start < part.end:
+            end = min(part.end, start // self._page_tokens * self._page_tokens + most)
+            piece = self._fitting(_Part(part.node, start, end, parent))
+            if piece is None:
+                return False
+            name = self._write(piece)
+            if name is None:
+                return True
+            start, parent = piece.end, name
+        return True
+
+    def _sync_journal(self) -> None:
+        """Has the disk keep what the journal's thread has written, without keeping it waiting."""
+        with suppress(OSError):
+            for base in journal_bases(self._folder.path)[-1:]:
+                path = self._folder.path / journal_name(base)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    to_disk(descriptor)
+                finally:
+                    os.close(descriptor)
+
     def _fitting(self, part: _Part) -> _Part | None:
         """The part, or the beginning of it that can be written before the deadline."""
         if self._deadline is None:
@@ -161,11 +196,14 @@ class Saver:
         end = (part.start + fitting) // self._page_tokens * self._page_tokens
         return _Part(part.node, part.start, end, part.parent) if end > part.start else None
 
-    def _write(self, part: _Part, replaced: tuple[SegmentRef, ...] = ()) -> None:
-        """Writes a part, if memory has it, and makes it one of its turn's segments."""
+    def _write(self, part: _Part, replaced: tuple[SegmentRef, ...] = ()) -> str | None:
+        """Writes a part and makes it one of its turn's segments, whose name it returns.
+
+        None if memory does not have the part.
+        """
         fork = self._fork(part.node, part.end)
         if fork is None:
-            return
+            return None
         begun = time.monotonic()
         files = self._folder.segments
         name = files.new_name(part.node, part.start, part.end)
@@ -194,6 +232,7 @@ class Saver:
             self._writer.change(
                 SetSegments(part.node, segments), events=[Saved(part.node, info.bytes, seconds)]
             )
+        return name
 
     def _fork(self, node: int, length: int) -> Context | None:
         """A context of the first `length` tokens of a turn's history, if memory has them."""

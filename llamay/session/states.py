@@ -7,7 +7,7 @@ the beginning of one of these.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from llamay.engine import Branch, Counters, Engine
 from llamay.errors import ContextBusyError
@@ -105,6 +105,8 @@ class States:
         self._weights = weights
         self._kept: dict[int, Branch] = {}
         self._under_way: dict[int, Answers] = {}
+        self._paths: dict[int, tuple[int, ...]] = {}  # of turns, which never change
+        self._counted: tuple[dict[int, Any], dict[int, list[int]]] = {}, {}
 
     # --- which contexts there are ---
 
@@ -192,6 +194,18 @@ class States:
             with suppress(ContextBusyError):  # what is under way was found when it was read
                 self._engine.cache.retain(context)
 
+    def beginning(self, node: int) -> Context | None:
+        """A fork of what a context of the session holds of a turn's history."""
+        with self._writer.lock:
+            if (found := self._best(node)) is None:
+                return None
+            common, context = found
+            with suppress(ContextBusyError):
+                fork = context.fork()
+                fork.truncate(common)
+                return fork
+        return None
+
     def where(self, id: int) -> Where:
         """See `Where`."""
         with self._writer.lock:
@@ -253,18 +267,28 @@ class States:
         return held, list(context.page_ids)[: -(-held // size)]
 
     def _holders(self) -> dict[int, list[int]]:
-        holders: dict[int, list[int]] = {}
-        for node, context in self._contexts().items():
-            for page in list(context.page_ids):
-                holders.setdefault(page, []).append(node)
-        return holders
+        """The leaves that hold each page; counted anew when a context has another last page."""
+        pages = {node: list(context.page_ids) for node, context in self._contexts().items()}
+        ends = {node: (len(ids), ids[-1:]) for node, ids in pages.items()}
+        if ends != self._counted[0]:
+            holders: dict[int, list[int]] = {}
+            for node, ids in pages.items():
+                for page in ids:
+                    holders.setdefault(page, []).append(node)
+            self._counted = ends, holders
+        return self._counted[1]
+
+    def _path(self, id: int) -> tuple[int, ...]:
+        if id not in self._paths:
+            self._paths[id] = tuple(self._tree.path(id))
+        return self._paths[id]
 
     def _best(self, id: int) -> tuple[int, Context] | None:
         """The context with most of a turn's tokens at its beginning, and how many these are."""
-        path = self._tree.path(id)
+        path = self._path(id)
         best: tuple[int, Context] | None = None
         for node, context in self._contexts().items():
-            common = min(self._common(path, self._tree.path(node)), context.length)
+            common = min(self._common(path, self._path(node)), context.length)
             if common and (best is None or common > best[0]):
                 best = common, context
         return best
