@@ -163,8 +163,15 @@ class LlamayApp(App[None]):
     def _signalled(self, number: int) -> None:
         """SIGTERM, SIGHUP: saving must not wait for a terminal that may be gone."""
         self.exit_code = 128 + number
-        threading.Thread(target=self.close_session, name="llamay-save").start()
+        threading.Thread(target=self._save_and_leave, name="llamay-save", daemon=True).start()
         self.exit()
+
+    def _save_and_leave(self) -> None:
+        """Saves; then ends the process if the interface does not, which waits for ever to draw on a
+        terminal that is gone."""
+        self.close_session()
+        time.sleep(LEAVE_S)
+        os._exit(self.exit_code)
 
     # notices
 

@@ -1,6 +1,7 @@
 """The lines around the regions: what is open, how reading goes, notices, figures and keys."""
 
 from dataclasses import dataclass
+from string import punctuation
 
 from rich.cells import cell_len
 from textual import events
@@ -173,7 +174,7 @@ class StatusBar(Widget):
         typing = isinstance(self.screen.focused, TextArea | Input)
         for active in self.screen.active_bindings.values():
             binding = active.binding
-            typed = typing and len(format_key(binding.key)) == 1
+            typed = typing and format_key(binding.key) in punctuation
             if binding.show and active.enabled and not typed and binding.action not in found:
                 name = self.app.get_key_display(binding)
                 found[binding.action] = (binding, name, binding.description)

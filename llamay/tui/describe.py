@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 RUNNING = ("queued", "reading", "writing")
 CONTINUABLE = ("stopped", "interrupted", "failed")
 _PREVIEW_CHARS = 400
-_MARKS = re.compile(r"\*\*|`+|^#+ +|<think>", re.M)  # of Markdown, which a preview does without
+# Marks of Markdown, which a preview does without.
+_MARKS = re.compile(r"^\s*```.*$|\*\*|`+|^#+ +|<think>|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)", re.M)
 _STATE_WORDS = {
     "queued": "waits",
     "reading": "reads",

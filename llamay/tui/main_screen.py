@@ -211,7 +211,7 @@ class MainScreen(Screen[None]):
         if queued := states.count("queued"):
             parts.append(f"{queued} queued")
         if self.app.is_answering:
-            parts.append("Esc stop")
+            parts.append("Esc Stop")
         self._status.show(" · ".join(parts))
 
     def _title_editor(self) -> None:

@@ -133,7 +133,7 @@ class Markdown:
         ]
         natural = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=False)]
         widths = _column_widths(natural, width - 3 * (len(natural) - 1))
-        separator, muted = Text(" │ ", self._styles["muted"]), self._styles["muted"]
+        muted = self._styles["muted"]
         lines: list[Text] = []
         for index, row in enumerate(rows):
             cells = [wrap(cell, size) for cell, size in zip(row, widths, strict=False)]
@@ -143,7 +143,11 @@ class Markdown:
                     part.pad_right(max(size - part.cell_len, 0))
                     if index == 0:
                         part.stylize_before(self._styles["strong"])
-                lines.append(separator.join(parts))
+                row_text = Text()
+                for column, part in enumerate(parts):
+                    row_text.append(" │ " if column else "", muted)
+                    row_text.append_text(part)
+                lines.append(row_text)
             if index == 0:
                 lines.append(Text("─┼─".join("─" * size for size in widths), muted))
         return lines

@@ -1,8 +1,19 @@
 """Views of many lines whose number changes often."""
 
+from rich.style import Style
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.widget import Widget
+
+
+def component_style(widget: Widget, name: str) -> Style:
+    """What a component class sets: colours as they look on the widget, and attributes."""
+    own = widget.get_component_rich_style(name, partial=True)
+    blended = widget.get_component_rich_style(name)
+    return own + Style(
+        color=blended.color if own.color else None,
+        bgcolor=blended.bgcolor if own.bgcolor else None,
+    )
 
 
 def set_lines(view: ScrollView, lines: int) -> None:

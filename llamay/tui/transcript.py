@@ -20,7 +20,7 @@ from textual.theme import Theme
 from llamay.tui import describe
 from llamay.tui.keys import TRANSCRIPT, bindings
 from llamay.tui.markdown import STYLES, Markdown
-from llamay.tui.scrolling import set_lines
+from llamay.tui.scrolling import component_style, set_lines
 from llamay.tui.turn import Turn
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Transcript(ScrollView, can_focus=True):
     Transcript > .transcript--strike { text-style: strike; }
     Transcript > .transcript--link { text-style: underline; }
     Transcript > .transcript--code { color: $text-accent; }
-    Transcript > .transcript--codeblock { background: $boost; color: $foreground; }
+    Transcript > .transcript--codeblock { background: $surface; color: $foreground; }
     Transcript > .transcript--keyword { color: $text-accent; }
     Transcript > .transcript--string { color: $text-success; }
     Transcript > .transcript--comment { color: $foreground 60%; text-style: italic; }
@@ -194,7 +194,7 @@ class Transcript(ScrollView, can_focus=True):
     def _set_look(self) -> None:
         """Takes the theme's styles and the width."""
         self._styles = {
-            name: self.get_component_rich_style(f"transcript--{name}", partial=name != "codeblock")
+            name: component_style(self, f"transcript--{name}")
             for name in (*STYLES, *_LINE_STYLES, "chosen")
         }
         self._base, self._line_width = self.rich_style, self.scrollable_content_region.width

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llamay.session import Session, Where
     from llamay.session.tree import Node
 
-STYLES = ("guide", "quiet", "active", "cursor", "tag", "wrong", "match")
+STYLES = ("guide", "quiet", "active", "cursor", "focused", "tag", "wrong", "match")
 _PLACES = {"memory": "RAM", "disk": "disk", "none": "text only"}
 _MIN_TEXT = 12
 
@@ -68,7 +68,7 @@ class TreeLines:
 
     def _first(self, row: Row) -> list[Segment]:
         node = self._node(row)
-        text = set_cell_size(self._text(row), self._text_width(row))
+        text = set_cell_size(self._first_part(row), self._text_width(row))
         style = self._text_style(row)
         segments = [
             Segment(self._before(row.first), self._styles["guide"]),
@@ -88,9 +88,7 @@ class TreeLines:
         if not row.children:
             text = self._figures(row.node, width)
         else:
-            whole = self._text(row)
-            shown = set_cell_size(whole, self._text_width(row)).rstrip()
-            text = whole[len(shown) :].lstrip()
+            text = self._text(row)[len(self._first_part(row)) :].lstrip()
             if cell_len(text) > width:
                 text = set_cell_size(text, width - 1).rstrip() + "…"
         return [Segment(before, self._styles["guide"]), Segment(text, self._styles["quiet"])]
@@ -108,6 +106,16 @@ class TreeLines:
     def _text(self, row: Row) -> str:
         mark = "✓ " if row.node in self._marked else ""
         return mark + self._preview(row.node)
+
+    def _first_part(self, row: Row) -> str:
+        """As much of the text as the first line has room for, to the end of a word."""
+        text, width = self._text(row), self._text_width(row)
+        if cell_len(text) <= width:
+            return text
+        part = set_cell_size(text, width).rstrip()
+        end = part.rfind(" ")
+        ends_word = text[len(part) : len(part) + 1] in ("", " ")
+        return part if ends_word or end < len(part) * 2 // 3 else part[:end]
 
     def _text_width(self, row: Row) -> int:
         """Cells for the text in the first line."""

@@ -16,7 +16,7 @@ from textual.theme import Theme
 
 from llamay.tui import describe
 from llamay.tui.keys import TREE, bindings
-from llamay.tui.scrolling import set_lines
+from llamay.tui.scrolling import component_style, set_lines
 from llamay.tui.tree_lines import STYLES, TreeLines
 from llamay.tui.tree_rows import Row, rows
 
@@ -36,7 +36,8 @@ class TreeView(ScrollView, can_focus=True):
     TreeView > .tree--guide { color: $foreground 40%; }
     TreeView > .tree--quiet { color: $foreground 60%; }
     TreeView > .tree--active { text-style: bold; }
-    TreeView > .tree--cursor { text-style: reverse; }
+    TreeView > .tree--cursor { background: $foreground 15%; }
+    TreeView > .tree--focused { text-style: reverse; }
     TreeView > .tree--tag { color: $text-accent; }
     TreeView > .tree--wrong { color: $text-warning; }
     TreeView > .tree--match { text-style: underline; }
@@ -227,13 +228,11 @@ class TreeView(ScrollView, can_focus=True):
         strip = Strip(self._lines.line(row, line - self._starts[index]))
         strip = strip.adjust_cell_length(self._width)
         if row.node == self.cursor:
-            strip = strip.apply_style(self._styles["cursor"])
+            strip = strip.apply_style(self._styles["focused" if self.has_focus else "cursor"])
         return strip.apply_style(self._base)
 
     def _set_look(self) -> None:
-        self._styles = {
-            name: self.get_component_rich_style(f"tree--{name}", partial=True) for name in STYLES
-        }
+        self._styles = {name: component_style(self, f"tree--{name}") for name in STYLES}
         self._base, self._width = self.rich_style, self.scrollable_content_region.width
         if self._lines is not None:
             self._lines.set_look(self._width, self._styles)

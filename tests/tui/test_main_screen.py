@@ -72,7 +72,7 @@ def test_escape_stops_and_what_came_stays_and_is_continued_exactly():
     async def scenario(d: Driver) -> None:
         await d.write("Count")
         await d.until(lambda: session.tree.node(2).text.startswith("w0 w1"))
-        await d.until(lambda: "Esc stop" in d.screen_text())
+        await d.until(lambda: "Esc Stop" in d.screen_text())
         await d.press("escape")
         await d.quiet()
         node = session.tree.node(2)
