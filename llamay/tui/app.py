@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import os
 import signal
 import threading
 import time
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from llamay.session import Goodbye, Session
 
 KEYS_FILE = "keys.toml"
+LEAVE_S = 1.0  # for the interface to end after a signal, once all is saved
 _KEY_NAMES = {
     "enter": "Enter",
     "escape": "Esc",
