@@ -215,7 +215,7 @@ class Context:
     def drop(self) -> None:
         """`close` for a context that nobody works with; the tree is not trimmed."""
         self._release_from(0)
-        self._length, self.logits = 0, None
+        self._length, self._reserved_end, self.logits = 0, 0, None
 
     def _refuse_parked(self) -> None:
         if self._holder is Holder.PARKED:

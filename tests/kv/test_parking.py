@@ -46,6 +46,7 @@ def test_parked_contexts_are_closed_before_the_tree_the_least_recently_parked_fi
 def test_unparking_says_whether_the_pages_are_still_there() -> None:
     cache, _ = new_cache(PAGE, budget_pages=3)
     lost, kept, never = filled(cache, 2), filled(cache, 3), filled(cache, 1)
+    lost.reserve(2)
     cache.park(lost)
     cache.park(kept)
     assert cache.unpark(kept)
@@ -53,6 +54,8 @@ def test_unparking_says_whether_the_pages_are_still_there() -> None:
     append(cache, working, [1])
     assert not cache.unpark(lost)
     assert (lost.length, list(lost.page_ids)) == (0, [])
+    with pytest.raises(ValueError, match="without being reserved"):
+        lost.commit([1])
     assert cache.unpark(never)
     assert not cache.unpark(cache.new_context())
     with pytest.raises(BudgetError):

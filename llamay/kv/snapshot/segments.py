@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Runs a function on the thread that may touch pages, and returns or raises what it does."""
+    """Runs a function on the thread that may touch pages, and returns or raises what it does.
+
+    It is called by several threads at once, and never by that thread.
+    """
 
     def __call__(self, work: Callable[[], T], /) -> T: ...
 
