@@ -11,6 +11,7 @@ import pytest
 from llamay.engine import Engine
 from llamay.errors import SessionBusyError, SessionError, SessionKeyError
 from llamay.events import AnswerStarted, Notice, Resumed, Saved
+from llamay.formats import KVPrecision
 from llamay.kv.snapshot import Key
 from llamay.sampling import SamplingParams
 from llamay.session import Session, Settings
@@ -410,4 +411,66 @@ def test_idle_branches_make_room_and_come_back_from_disk(model: Path, tmp_path: 
         assert started.memory + started.disk == session.tree.length(first)
         assert started.disk > 0
         assert written(session.tree, third) == plain(model, session.tree.history(asked), PARAMS)
+        session.close()
+
+
+def test_state_of_another_precision_continues_and_says_that_it_is_not_exact(
+    model: Path, tmp_path: Path
+) -> None:
+    with engine_of(model) as engine:
+        session, ear = create(tmp_path, engine)
+        _, (first,) = session.send(LONG)
+        ear.wait_ended(first)
+        session.close()
+    with engine_of(model, precision=KVPrecision.Q8) as engine:
+        session, ear = reopen(tmp_path, engine)
+        wait_in_memory(session)
+        (notice,) = ear.wait(Notice)
+        assert "not bit-exact" in notice.message
+        assert engine.counters.prefilled_tokens == 0
+        restored = engine.counters.restored_tokens
+        user, (second,) = session.send("more")
+        ear.wait_ended(second)
+        started = ear.of(AnswerStarted)[-1]
+        assert (started.memory, started.disk) == (session.tree.length(first), 0)
+        (third,) = session.regenerate(second)
+        ear.wait_ended(third)
+        assert engine.counters.restored_tokens == restored
+        assert engine.counters.prefilled_tokens == len(session.tree.node(user).ids)
+        session.close()
+
+
+@pytest.mark.model
+def test_the_default_model_is_back_without_prefill(
+    default_model_path: Path, tmp_path: Path
+) -> None:
+    settings = Settings(max_tokens=24, seed=5)
+    with Engine.load(str(default_model_path)) as engine:
+        session = Session.create(tmp_path, engine, "s", settings=settings)
+        ear = hear(session)
+        begun = time.perf_counter()
+        _, answers = session.send("Please summarise this. " + "The hen is in the reed. " * 70, n=2)
+        ear.wait_ended(*answers)
+        prefill_s = time.perf_counter() - begun
+        _, (last,) = session.send("Shorter.", at=answers[0])
+        ear.wait_ended(last)
+        session.regenerate(last)
+        ear.wait(AnswerStarted, 4)
+        figures = session.figures()
+        assert session.close().seconds < 1
+    with Engine.load(str(default_model_path)) as engine:
+        begun = time.perf_counter()
+        session, ear = reopen(tmp_path, engine)
+        assert session.where(last).tokens == session.tree.length(last)
+        wait_in_memory(session)
+        restored_s = time.perf_counter() - begun
+        assert engine.counters.prefilled_tokens == 0
+        assert session.figures().pages <= figures.pages
+        print(f"restored in {restored_s:.3f} s; prefill and answers took {prefill_s:.3f} s")
+        (answer,) = session.regenerate(answers[0])
+        ear.wait_ended(answer)
+        assert engine.counters.prefilled_tokens == 0
+        prompt = session.tree.history(session.tree.node(answer).parent)
+        params = SamplingParams(max_tokens=24, seed=session.tree.node(answer).seed or 0)
+        assert written(session.tree, answer) == plain(default_model_path, prompt, params)
         session.close()
