@@ -26,7 +26,7 @@ def run(host: Host, session: str | None = None) -> int:
         # After SIGHUP there may be nobody to read it.
         with suppress(OSError):
             _say_goodbye(app)
-    return app.exit_code
+    return app.exit_code or app.return_code or 0
 
 
 def _say_goodbye(app: LlamayApp) -> None:

@@ -81,7 +81,8 @@ class EngineHost:
             return []
         kernels = self._engine.model.decoder.kernels.name
         precision = self._engine.cache.store.layout.precision.value
-        return [self._engine.model.name, kernels, f"kv {precision}"]
+        is_file = self.model.endswith(".gguf")
+        return [Path(self.model).stem if is_file else self.model, kernels, f"kv {precision}"]
 
     def open(self, name: str | None, model: str | None, told: Told) -> Session:
         """See `Host`."""

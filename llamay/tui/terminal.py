@@ -34,6 +34,8 @@ def _answer(source: int, target: int) -> bytes:
     answer, deadline = b"", time.monotonic() + _WAIT_S
     try:
         tty.setcbreak(source, termios.TCSANOW)
+        if select.select([source], [], [], 0)[0]:
+            return b""  # the user types already, and what is typed is not to be lost
         os.write(target, _ASK)
         while not _DONE.search(answer) and (left := deadline - time.monotonic()) > 0:
             if select.select([source], [], [], left)[0]:

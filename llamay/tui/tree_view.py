@@ -110,7 +110,7 @@ class TreeView(ScrollView, can_focus=True):
 
     def refresh_nodes(self, nodes: Collection[int]) -> None:
         """Looks again at these nodes' texts; the tree is as it was."""
-        if self._lines is None:
+        if self._lines is None or not self._width:
             return
         self._lines.forget(nodes)
         for index in (self._index[node] for node in nodes if node in self._index):

@@ -360,6 +360,8 @@ def test_narrow_screens_show_one_region_and_tab_goes_round():
             return [str(r.id) for r in d.regions.query(".region") if r.display]
 
         assert shown() == ["talk-region"]
+        await d.write("More?")  # while the tree has never been seen
+        await d.quiet()
         await d.press("tab")
         assert shown() == ["tree-region"]
         assert d.screen_text().splitlines()[-1].strip().startswith("Tree")
