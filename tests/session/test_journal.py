@@ -1,6 +1,5 @@
 """A journal keeps every record that is whole, and says of every byte that is not as written."""
 
-import itertools
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -188,20 +187,21 @@ def test_no_nonce_is_used_twice_for_other_text(
     assert text.records == [(1, SetLabel(0, "c"))]
 
 
-@pytest.mark.parametrize("nth", [1, 2], ids=["cut off at once", "cut off when tried again"])
-def test_what_a_failed_write_left_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_a_failed_write_left_is_cut_off_at_once_or_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     writer = JournalWriter(tmp_path / JOURNAL, bytes(16), 0, None)
     records: list[Record] = [SetLabel(0, "a"), SetLabel(0, "b")]
-    real, cuts = os.ftruncate, itertools.count(1)
+    real, failed = os.ftruncate, list[bool]()
 
     def all_but_one(descriptor: int, data: bytes) -> None:
         os.write(descriptor, data[:-1])
+        failed.append(True)
         raise OSError(28, "No space left on device")
 
     def cut(descriptor: int, size: int) -> None:
-        if next(cuts) == 2 and nth == 2:  # the first is before the write
+        if failed and not at_once:
             raise OSError(5, "Input/output error")
         real(descriptor, size)
 
@@ -210,7 +210,7 @@ def test_what_a_failed_write_left_is_cut_off(
         patched.setattr("llamay.session.journal.os.ftruncate", cut)
         with pytest.raises(SessionError, match="No space left"):
             writer.append(records, sync=False)
-    if nth == 1:
+    if at_once:
         assert read_journal(tmp_path / JOURNAL, bytes(16), 0, None).records == []
     writer.append(records, sync=False)
     writer.close()
