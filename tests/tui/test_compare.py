@@ -1,6 +1,7 @@
 """The compare view: what its panes show, what its keys do, and that all of it streams."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -306,3 +307,30 @@ def test_four_panes_are_in_as_many_rows_as_the_width_asks_for(size, rows):
         assert screen.panes[-1].region.right == right
 
     compare(sampled(4), scenario, size)
+
+
+def test_a_word_more_does_not_cost_what_all_the_words_before_it_cost():
+    session = long_answers(4)
+
+    async def scenario(host, pilot, screen):
+        await until(pilot, lambda: done(session))
+        nodes = [pane.node for pane in screen.panes]
+
+        def cost(lines: int) -> float:
+            """Processor seconds of a word more in each, the least of some, after so many lines."""
+            for node in nodes:
+                node.pieces.append("another line\n" * lines)
+            times = []
+            for _ in range(20):
+                for node in nodes:
+                    node.pieces.append("word ")
+                started = time.process_time()
+                for pane in screen.panes:
+                    pane.refresh_branch()
+                times.append(time.process_time() - started)
+            return min(times)
+
+        short = cost(0)  # 200 lines in each
+        assert cost(3000) < 12 * short
+
+    compare(session, scenario)
