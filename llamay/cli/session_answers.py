@@ -161,5 +161,7 @@ def _leave(name: str, number: int, goodbye: "Goodbye") -> None:
         f"saved {name}: {branches}, {format_bytes(goodbye.bytes_written)} new, "
         f"{format_time(goodbye.seconds)}"
     )
+    if goodbye.problem:
+        say(goodbye.problem)
     say(f"resume with:  {goodbye.command}")
     os._exit(128 + number)

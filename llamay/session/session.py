@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from llamay.engine import Engine
@@ -18,6 +18,7 @@ from llamay.session.asking import ask, further_answers
 from llamay.session.catalog import Catalog
 from llamay.session.duplicate import branch_of, write_duplicate
 from llamay.session.folder import SessionFolder
+from llamay.session.leaving import Goodbye, leave
 from llamay.session.loading import Loaded
 from llamay.session.opening import open_files
 from llamay.session.records import (
@@ -44,18 +45,6 @@ from llamay.session.writing import Listener, Told, Writer
 from llamay.tokenizer import StreamingDecoder
 
 _RESUMABLE = ("interrupted", "stopped", "failed")
-
-
-@dataclass(frozen=True, slots=True)
-class Goodbye:
-    """How a session was left: visible branches, pages they had in memory, bytes of state written
-    since it was opened, seconds that closing took, and the command that opens it again."""
-
-    branches: int
-    pages: int
-    bytes_written: int
-    seconds: float
-    command: str
 
 
 class Session:
@@ -362,7 +351,10 @@ class Session:
 
     def close(self) -> Goodbye:
         """Ends answers under way as `interrupted`, saves what fits in a second, and gives the
-        session up. Waits for that; a second call returns the same."""
+        session up. Waits for that; a second call returns the same.
+
+        A session that took no name, since nobody wrote anything in it, is not kept.
+        """
         with self._closing:
             if self._goodbye is None:
                 self._goodbye = self._close()
@@ -374,19 +366,15 @@ class Session:
             branches = len([leaf for leaf in self.tree.leaves() if leaf])
         pages, written = self._running.close() if self._running else (0, 0)
         unwritten = self._writer.close()
+        unused = self._names_itself and self.tree.next_id == 1 and not self.tree.can_undo
+        command = "llamay" if unused else f"llamay --session {shlex.quote(self.name)}"
+        problem = None
         if self._folder:
-            self._leave(self._folder, bool(unwritten))
-        command = f"llamay --session {shlex.quote(self.name)}"
-        return Goodbye(branches, pages, written, time.monotonic() - begun, command)
-
-    def _leave(self, folder: SessionFolder, failed: bool) -> None:
-        try:
-            if failed:
-                folder.release()
-            else:
-                folder.close(self.tree)
-        except SessionError:
-            pass  # what could not be written was told when it happened
+            problem = leave(
+                self._home, self._folder, self.tree, unwritten=len(unwritten), unused=unused
+            )
+        seconds = time.monotonic() - begun
+        return Goodbye(branches, pages, written, seconds, command, problem)
 
     # --- within ---
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from llamay.session.session import Goodbye, Session
+from llamay.session.leaving import Goodbye
+from llamay.session.session import Session
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 

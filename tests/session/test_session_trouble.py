@@ -19,6 +19,7 @@ from llamay.engine import Engine
 from llamay.errors import SessionError
 from llamay.events import AnswerEnded, AnswerFailed, AnswerText, Notice, SessionEvent
 from llamay.session import Session, Settings
+from llamay.session.catalog import Catalog
 from tests.scripted_model import write_endless_model
 from tests.session.talking import Ear, engine_of, hear
 
@@ -117,7 +118,9 @@ def test_closing_on_a_full_disk_keeps_what_was_saved(
     disk.full = True
     _, (second,) = session.send("two")
     ear.wait_ended(second)
-    assert session.close().seconds < 1
+    goodbye = session.close()
+    assert goodbye.seconds < 1
+    assert "are lost" in (goodbye.problem or "")
     disk.full = False
     again = Session.open(tmp_path, "s", engine)
     assert again.tree.node(first).ids == session.tree.node(first).ids
@@ -137,7 +140,7 @@ def test_a_folder_that_is_gone_is_told_and_not_made_again(
     messages = [notice.message for notice in ear.wait(Notice, 2)]
     assert any("deleted" in message for message in messages)
     assert session.tree.node(second).state == "done"
-    session.close()
+    assert session.close().problem
     assert not (tmp_path / "sessions" / "s").exists()
 
 
@@ -236,6 +239,7 @@ import os, sys
 from pathlib import Path
 from typing import Any
 from llamay.session import Session, Settings
+from llamay.session.catalog import Catalog
 from llamay.session.signals import saved_on_signals
 from tests.session.talking import engine_of, hear
 def ended(number, goodbye):
@@ -266,3 +270,29 @@ with engine_of(Path({str(model)!r}), step_s=0.003) as engine:
     assert len(session.tree.node(2).ids) >= 70
     assert session.tree.node(2).segments
     session.close()
+
+
+def test_a_session_that_nobody_wrote_in_is_not_kept(engine: Engine, tmp_path: Path) -> None:
+    session = Session.create(tmp_path, engine)
+    assert session.close().command == "llamay"
+    assert Catalog(tmp_path).entries() == []
+    session = Session.create(tmp_path, engine)
+    session.set_settings(0, Settings(system="Be brief."))
+    name = session.name
+    assert session.close().command == f"llamay --session {name}"
+    again = Session.open(tmp_path, name, engine)
+    assert again.tree.root.settings.system == "Be brief."
+    again.close()
+
+
+def test_a_session_is_named_by_its_first_message(engine: Engine, tmp_path: Path) -> None:
+    session = Session.create(tmp_path, engine, settings=Settings(max_tokens=3))
+    ear = hear(session)
+    _, (answer,) = session.send("Which index would you use?")
+    ear.wait_ended(answer)
+    session.send("And then?")
+    assert session.name == "which-index-would-you-use"
+    goodbye = session.close()
+    assert goodbye.command == "llamay --session which-index-would-you-use"
+    assert goodbye.problem is None
+    assert Catalog(tmp_path).last() == session.name
