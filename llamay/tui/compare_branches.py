@@ -83,7 +83,8 @@ class Comparison:
     def shared_pages(self) -> int:
         """How many pages of the first branch are held by all of them."""
         tree = self._session.tree
-        tips = [{leaf for leaf in tree.leaves() if node in tree.path(leaf)} for node in self.nodes]
+        # A page is held by the ends of branches, and `nodes` may be on the way to these.
+        tips = [{id for id in tree.walk(node) if not tree.children(id)} for node in self.nodes]
         cells = self._session.page_map(self.nodes[0])
         return sum(all(held & set(cell.holders) for held in tips) for cell in cells)
 

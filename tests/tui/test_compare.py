@@ -11,11 +11,12 @@ from llamay.errors import SessionError
 from llamay.sampling import child_seed
 from llamay.session.records import Settings
 from llamay.tui.compare import CompareScreen
-from llamay.tui.compare_branches import Histories
+from llamay.tui.compare_branches import Comparison, Histories
 from llamay.tui.editor import Editor
 
-from .fake_session import FakeSession
+from .fake_session import FakeSession, PageCell
 from .host import NARROW, WIDE, Host, until
+from .main_app import settle
 
 ANSWERS = [
     "A unique index on email, because it is quick.",
@@ -100,6 +101,19 @@ def test_shared_tokens_are_those_that_all_branches_have():
         assert screen.panes[0].figures().startswith("+5 tok")
 
     compare(session, scenario)
+
+
+def test_shared_pages_are_those_that_the_ends_of_all_branches_hold():
+    session = sampled(2)
+    settle(session)
+    session.send("Go on.", at=3)  # 4, answered by 5
+    settle(session)
+    holders = [(2, 5), (2, 5), (2,), (5,)]
+    session.page_map = lambda id: tuple(
+        PageCell(page * 64, page * 64 + 64, held, len(held) == 1, "memory")
+        for page, held in enumerate(holders)
+    )
+    assert Comparison(session, [2, 3]).shared_pages() == 2
 
 
 def test_one_prompt_goes_to_all_and_the_panes_go_on_with_its_answers():
