@@ -58,9 +58,11 @@ class Branch:
         (fork,) = self.fork()
         try:
             identity = self._model.identity()
-            return self._worker.call(
-                lambda: write_snapshot(fork.context, Path(path), identity, kv=kv, key=key)
-            )
+
+            def write() -> SnapshotInfo:
+                return write_snapshot(fork.context, Path(path), identity, kv=kv, key=key)
+
+            return write() if self._model.moves_rows_anywhere else self._worker.call(write)
         finally:
             fork.close()
 

@@ -180,7 +180,7 @@ class Engine:
             return restored
 
         identity = self.model.identity()
-        return self.call(read)
+        return read() if self.model.moves_rows_anywhere else self.call(read)
 
     def branch(self, context: Context) -> Branch:
         """The branch of a context of this engine's cache."""

@@ -72,6 +72,11 @@ class Model:
         """The model's name by its file."""
         return self.decoder.spec.name
 
+    @property
+    def moves_rows_anywhere(self) -> bool:
+        """Whether any thread may move rows between pages and files; else only the engine's may."""
+        return self.decoder.kernels.row_threads > 1
+
     def identity(self, progress: Progress = silent) -> Identity:
         """What this model's contexts belong to. The first call may hash the whole file."""
         return Identity(

@@ -431,3 +431,20 @@ def test_a_prompt_that_is_known_whole_answers_at_once(default_model_path: Path) 
         events.close()
     assert engine.counters.prefilled_tokens == len(ids)
     assert min(seconds) < 0.2
+
+
+def test_answers_go_on_while_a_branch_is_saved_and_restored(engine: Engine, tmp_path: Path) -> None:
+    base = engine.prefill(prompt_ids(3000))
+    listener = Listener()
+    request = Request([1, 2, 3], (replace(PARAMS, max_tokens=400),))
+    generation = engine.submit(request, listener)
+    assert listener.heard_token.wait(30)
+    for index in range(5):
+        path = tmp_path / f"{index}.llamayctx"
+        base.save(path)
+        again = engine.restore(path)
+        np.testing.assert_array_equal(again.context.logits, base.context.logits)
+        again.close()
+    wait(generation)
+    assert listener.told[0] == answer(engine, [1, 2, 3], request.params[0])
+    engine.cache.check()
