@@ -92,7 +92,10 @@ class EngineHost:
         if known is None or not self._exists(catalog, known):
             return self._create(name, model or self._new_model, told)
         info = catalog.read(known, self.key).tree.info
-        made_with = self._models_used().get(info.weights_sha256 or "", self._new_model)
+        made_with = self._models_used().get(info.weights_sha256 or "")
+        if made_with is None:
+            is_here = info.model is not None and Path(info.model).is_file()
+            made_with = info.model if info.model and is_here else self._new_model
         engine: Engine | None = None
         try:
             engine = self._open_model(model or made_with, told)

@@ -155,6 +155,8 @@ class TreeLines:
             where = self._where[node] = self._session.where(node)
         tokens, place = f"{count(where.tokens)} tok", _PLACES[where.place]
         own, shared = where.own_pages, where.shared_pages
+        if not where.tokens:
+            return "nothing read yet"
         ways = (
             f"{tokens} · {own} own {shared} shared · {place}",
             f"{tokens} · {own}+{shared} pages · {place}",
