@@ -20,7 +20,7 @@ from pathlib import Path
 
 from llamay.errors import SessionError
 from llamay.session.folder import SessionFolder, create_folder, open_folder
-from llamay.session.loading import load
+from llamay.session.loading import MANIFEST, load
 from llamay.session.records import AddNode, AppendIds, Record, SetLabel, Undo
 from llamay.session.tree import Tree
 from tests.session.sessions import KEY, new_tree, same
@@ -74,6 +74,17 @@ def judge(path: Path, at_least: int, more: int = _MARGIN) -> int:
     assert at_least <= loaded.sequence <= at_least + more, (at_least, loaded.sequence)
     assert same(loaded.tree) == STORY.after(loaded.sequence)
     return loaded.sequence
+
+
+def judge_without_session_json(path: Path, sequence: int) -> None:
+    """With damage to session.json, the one before and the journals must give the same."""
+    if (path / MANIFEST).exists():
+        whole = (path / MANIFEST).read_bytes()
+        (path / MANIFEST).write_bytes(b"{")
+        loaded = load(path, KEY)
+        assert len(loaded.notices) == 1
+        assert (loaded.sequence, same(loaded.tree)) == (sequence, STORY.after(sequence))
+        (path / MANIFEST).write_bytes(whole)
 
 
 def use(path: Path, ways: Iterator[int], told: Callable[[int], None]) -> None:
@@ -200,6 +211,7 @@ def at_every_call(path: Path) -> None:
         process, reader = child(task)
         _, status = os.waitpid(process, 0)
         sequence = judge(copy, last_told(reader))
+        judge_without_session_json(copy, sequence)
         open_folder(copy, KEY).release()
         judge(copy, sequence, more=0)
         assert not [file for file in copy.iterdir() if file.name.startswith(".")]

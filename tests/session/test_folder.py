@@ -137,6 +137,21 @@ def test_a_checkpoint_may_be_made_before_its_last_records_are_written(tmp_path: 
     assert same(load(tmp_path / "s").tree) == same(expected)
 
 
+def test_journals_that_neither_session_json_needs_are_removed(tmp_path: Path) -> None:
+    path, tree = tmp_path / "s", tree_after(RECORDS)
+    folder = make(path)
+    for label in "abcd":
+        folder.checkpoint(tree)
+        tree.apply(SetLabel(1, label))
+        folder.append([SetLabel(1, label)])
+    folder.release()
+    count = len(RECORDS)  # session.json has 3 labels, the one before 2
+    journals = {file.name for file in path.iterdir() if file.name.startswith("journal")}
+    assert journals == {f"journal-{count + 2}", f"journal-{count + 3}"}
+    (path / MANIFEST).write_bytes(b"{")
+    assert same(load(path).tree) == same(tree)
+
+
 def test_turns_that_were_being_written_are_interrupted_when_opened(tmp_path: Path) -> None:
     path = tmp_path / "s"
     make(path, RECORDS[:4]).release()
