@@ -312,7 +312,7 @@ class Runner:
         if answers.prefill_tokens_per_s:
             self.prefill_tokens_per_s = answers.prefill_tokens_per_s
         with self._writer.lock:
-            self._states.end(node)
+            self._states.end(answers, node)
             self._release(node)
         self._saver.save(node)
         self.settle()

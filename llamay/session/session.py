@@ -232,6 +232,11 @@ class Session:
                 raise SessionError(
                     f"turn {answer_id} was begun by another model; regenerate it instead"
                 )
+            if any(other.parent == answer_id and other.ids for other in self.tree.nodes.values()):
+                raise SessionError(
+                    f"turn {answer_id} has been continued where it ended; regenerate it, or go on "
+                    "below it"
+                )
             self._change(SetState(answer_id, "queued", seconds=node.seconds))
             self._begin([answer_id])
 

@@ -126,11 +126,19 @@ class States:
         with self._writer.lock:
             return list(dict.fromkeys(self._under_way.values()))
 
-    def end(self, node: int) -> None:
-        """An answer has ended; its context is kept."""
+    def end(self, answers: Answers, node: int) -> None:
+        """An answer of a request has ended; its context is kept, unless it goes on by now."""
         with self._writer.lock:
-            answers = self._under_way.pop(node)
-            if branch := _branch(answers, node):
+            branch = _branch(answers, node)
+            if self._under_way.get(node) is not answers:
+                if branch:
+                    branch.close()
+                return
+            del self._under_way[node]
+            if branch:
+                # Gives back pages that were reserved for a step which never came.
+                with suppress(ContextBusyError):
+                    branch.context.truncate(branch.length)
                 self.keep(node, branch)
 
     def keep(self, node: int, branch: Branch) -> None:
@@ -285,9 +293,15 @@ class States:
 
     def _best(self, id: int) -> tuple[int, Context] | None:
         """The context with most of a turn's tokens at its beginning, and how many these are."""
-        path = self._path(id)
+        path, tokens = self._path(id), self._tree.length(id)
+        contexts = self._contexts()
+        for node, context in contexts.items():  # most turns are the beginning of some branch
+            other = self._path(node)
+            begins = other[len(path) - 1 : len(path)] == (id,) and context.length >= tokens > 0
+            if begins and self._common(path, other) >= tokens:
+                return tokens, context
         best: tuple[int, Context] | None = None
-        for node, context in self._contexts().items():
+        for node, context in contexts.items():
             common = min(self._common(path, self._path(node)), context.length)
             if common and (best is None or common > best[0]):
                 best = common, context

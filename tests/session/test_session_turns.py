@@ -11,12 +11,15 @@ from llamay.engine import Engine
 from llamay.engine.stop_text import StopText
 from llamay.errors import SessionError, UsageError
 from llamay.events import (
+    AnswerEnded,
     AnswerFailed,
     AnswerStarted,
     AnswerText,
     Finished,
     Notice,
     PlaceChanged,
+    Resumed,
+    SessionEvent,
     TextDelta,
 )
 from llamay.sampling import SamplingParams, child_seed
@@ -296,6 +299,50 @@ def test_an_answer_under_way_stops_when_it_is_taken_back(slow: Engine, tmp_path:
     assert [e.node for e in ear.wait(PlaceChanged, 3)][-3:] == [answer, 0, answer]
     session.resume(answer)
     ear.wait_tokens(answer, len(session.tree.node(answer).ids) + 2)
+    session.close()
+
+
+def test_an_answer_that_goes_on_the_moment_it_stopped_keeps_its_state(
+    slow: Engine, tmp_path: Path, model: Path
+) -> None:
+    session = Session.create(tmp_path, slow, settings=Settings(max_tokens=40, seed=7))
+    resumed = threading.Event()
+
+    def resume(event: SessionEvent) -> None:
+        if isinstance(event, AnswerEnded) and not resumed.is_set():
+            resumed.set()
+            session.resume(event.node)
+
+    session.subscribe(resume)
+    ear = hear(session)
+    user, (answer,) = session.send("one")
+    ear.wait_tokens(answer, 5)
+    session.stop()
+    ear.wait_ended(answer, answer)
+    session.save()
+    expected = plain(model, session.tree.node(user).ids, SamplingParams(max_tokens=40, seed=7))
+    assert written(session.tree, answer) == expected
+    assert session.where(answer).place == "memory"
+    session.close()
+    slow.cache.clear_tree()
+    session = Session.open(tmp_path, session.name, slow)
+    ear = hear(session)
+    assert ear.wait(Resumed)[0].tokens == session.tree.length(answer)
+    assert ear.of(Notice) == []
+    session.close()
+
+
+def test_a_stopped_answer_that_was_continued_stays_as_it_is(slow: Engine, tmp_path: Path) -> None:
+    session = Session.create(tmp_path, slow, settings=Settings(max_tokens=40))
+    ear = hear(session)
+    _, (first,) = session.send("one")
+    ear.wait_tokens(first, 5)
+    session.stop()
+    ear.wait_ended(first)
+    _, (second,) = session.send("two")
+    ear.wait_ended(second)
+    with pytest.raises(SessionError, match="has been continued"):
+        session.resume(first)
     session.close()
 
 
