@@ -1,9 +1,10 @@
 """What several branches share, and where each becomes its own; plain data, no widgets."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from llamay.tui.describe import RUNNING
 from llamay.tui.turns_view import Turn
 from llamay.tui.wrapped import Mark
 
@@ -37,14 +38,18 @@ class Histories:
         """How many tokens from the start all have in common."""
         return min(self._common.values(), default=len(self._histories[0]))
 
-    def parts_at(self, index: int) -> int | None:
+    def parts_at(self, index: int, growing: Collection[int] = ()) -> int | None:
         """Position of the first token that no other one has there; None while there is none.
 
         That is where a branch leaves the one it follows longest, so branches that part from each
         other late have late marks even if a third parted early.
+        growing: those to which tokens still come: one that is only behind may follow yet
         """
-        common = [common for pair, common in self._common.items() if index in pair]
-        position = max(common, default=self.length(index))
+        others = [i for i in range(len(self._histories)) if i != index]
+        common = {i: self._common[min(i, index), max(i, index)] for i in others}
+        if any(common[i] == self.length(i) for i in others if i in growing):
+            return None
+        position = max(common.values(), default=self.length(index))
         return position if position < self.length(index) else None
 
     def _compare(self) -> None:
@@ -65,14 +70,24 @@ class Comparison:
         self._session = session
         tree = session.tree
         self._paths = [tree.path(node) for node in nodes]
-        self._histories = Histories([tree.history(node) for node in nodes])
         self._common_turns = _common_length(self._paths)
         self._marks: dict[int, tuple[int, Mark]] = {}
+        self._read()
+
+    def _read(self) -> None:
+        tree = self._session.tree
+        self._starts = [tree.start(node) for node in self.nodes]
+        self._histories = Histories([tree.history(node) for node in self.nodes])
+        self._marks.clear()
 
     def refresh(self, index: int) -> None:
         """Takes in the tokens that a branch has got since the last time."""
         tree, node = self._session.tree, self.nodes[index]
-        known = self._histories.length(index) - tree.start(node)
+        start = tree.start(node)
+        if start != self._starts[index]:  # a message got its tokens
+            self._read()
+            return
+        known = self._histories.length(index) - start
         self._histories.extend(index, tree.node(node).ids[known:])
 
     @property
@@ -107,10 +122,12 @@ class Comparison:
     def _mark(self, index: int) -> tuple[int, Mark] | None:
         """The node and the place in its text where a branch parts; kept once it is known."""
         if index not in self._marks:
-            position = self._histories.parts_at(index)
+            tree = self._session.tree
+            states = enumerate(tree.node(node).state for node in self.nodes)
+            growing = [i for i, state in states if state in RUNNING]
+            position = self._histories.parts_at(index, growing)
             if position is None:
                 return None
-            tree = self._session.tree
             owner = next(id for id in reversed(self._paths[index]) if tree.start(id) <= position)
             mark = self._place(owner, position - tree.start(owner))
             if mark is None:
@@ -129,8 +146,7 @@ class Comparison:
         shown = next((piece for piece in pieces[token:] if piece), "")
         if start < len(node.text):
             return Mark(start, min(start + len(shown), len(node.text)), _PARTS)
-        running = node.state in ("queued", "reading", "writing")
-        return None if running else Mark(len(node.text), len(node.text), _ENDS)
+        return None if node.state in RUNNING else Mark(len(node.text), len(node.text), _ENDS)
 
 
 def _common_length(paths: Sequence[Sequence[int]]) -> int:

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from llamay.errors import SessionError
 from llamay.sampling import child_seed
-from llamay.session.records import Settings
+from llamay.session.records import AddNode, AppendIds, Settings
 from llamay.tui.compare import CompareScreen
 from llamay.tui.compare_branches import Comparison, Histories
 from llamay.tui.editor import Editor
@@ -63,6 +63,34 @@ def test_a_branch_parts_where_it_leaves_the_one_it_follows_longest():
 def test_a_branch_that_another_one_goes_on_from_parts_nowhere():
     histories = Histories([[1, 2], [1, 2, 3]])
     assert [histories.parts_at(index) for index in range(2)] == [None, 2]
+
+
+def test_a_branch_that_is_only_ahead_has_not_parted_yet():
+    histories = Histories([[1, 2], [1], [1, 3]])
+    assert histories.parts_at(0, growing=[0, 1]) is None
+    assert histories.parts_at(2, growing=[0, 1]) is None
+    histories.extend(1, [2, 4])
+    assert [histories.parts_at(i, growing=[1]) for i in range(3)] == [None, 2, 1]
+    assert histories.parts_at(0, growing=[0]) is None  # the other one goes on from it
+    histories.extend(0, [5])
+    assert histories.parts_at(0, growing=[0, 1, 2]) == 2
+
+
+def test_a_message_that_gets_its_tokens_after_its_answer_was_made_counts():
+    session = sampled(2)
+    settle(session)
+    tree = session.tree
+    for user in (10, 12):
+        tree.apply(AddNode(user, 2 + (user == 12), "user", "Why?"))
+        tree.apply(AddNode(user + 1, user, "assistant", state="queued"))
+    before = tree.length(2)
+    comparison = Comparison(session, [11, 13])
+    for user in (10, 12):
+        tree.apply(AppendIds(user, 0, (1, 2, 3)))
+        tree.apply(AppendIds(user + 1, 0, (4, user), (-1.0, -1.0), "So."))
+        comparison.refresh(0)
+        comparison.refresh(1)
+    assert comparison.own_tokens(0) == before + 5 - comparison.shared_tokens
 
 
 def test_branches_part_when_the_first_own_token_comes():
