@@ -150,6 +150,15 @@ def test_undo_and_redo_cover_labels_settings_and_deletes() -> None:
     )
 
 
+def test_an_edit_that_changes_one_thing_twice_is_undone_to_what_was_before() -> None:
+    tree = asked()
+    tree.apply(Edit((SetLabel(2, "a"), SetLabel(2, "b"))))
+    tree.apply(Undo())
+    assert tree.nodes[2].label is None
+    tree.apply(Redo())
+    assert tree.nodes[2].label == "b"
+
+
 def test_an_edit_after_an_undo_ends_what_could_be_redone() -> None:
     tree = asked()
     tree.apply(Undo())
