@@ -119,6 +119,11 @@ def sampling_flags(command: Command) -> Command:
     return _gathered(command, _SAMPLING_FLAGS, "params", _sampling_params)
 
 
+def sampling_values(command: Command) -> Command:
+    """Gives a command the sampling flags, as one argument `sampling: dict[str, Any]`."""
+    return _gathered(command, _SAMPLING_FLAGS, "sampling", dict)
+
+
 def _sampling_params(**values: Any) -> "SamplingParams":
     from llamay.sampling import SamplingParams
 

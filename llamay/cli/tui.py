@@ -1,18 +1,13 @@
 """`llamay` without a command: the terminal interface; where there is no terminal, the chat."""
 
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from llamay.cli.chat import chat
-from llamay.cli.options import ModelOptions, model_flags, sampling_flags
-
-if TYPE_CHECKING:
-    from llamay.sampling import SamplingParams
-    from llamay.session import Settings
+from llamay.cli.options import ModelOptions, model_flags, sampling_values
 
 
 @click.command("llamay")
@@ -24,12 +19,12 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="32 random bytes that encrypt a session.",
 )
-@sampling_flags
+@sampling_values
 @model_flags
 @click.pass_context
 def command(
     ctx: click.Context,
-    params: "SamplingParams",
+    sampling: dict[str, Any],
     options: ModelOptions,
     session: str | None,
     plain: bool,
@@ -38,29 +33,39 @@ def command(
     """Explore conversations as a tree. Without a terminal, this is a chat line by line."""
     # The interface draws on stderr.
     if plain or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        chat(params, options)
-        return
-    from llamay.hub.paths import data_dir
-    from llamay.kv.snapshot import Key
-    from llamay.tui import EngineHost, run
+        from llamay.cli.chat import chat
+        from llamay.sampling import SamplingParams
 
-    host = EngineHost(
-        data_dir(),
-        options.load_as,
-        model=options.name,
-        settings=_settings(params),
-        key=Key.from_file(context_key) if context_key else None,
-    )
-    if code := run(host, session):
+        chat(SamplingParams(**sampling), options)
+        return
+    if code := _run(options, session, _given(ctx, sampling), context_key):
         ctx.exit(code)
 
 
-def _settings(params: "SamplingParams") -> "Settings":
-    """What was asked for in other than the usual way, for new sessions."""
-    from llamay.sampling import SamplingParams
-    from llamay.session import Settings
+def _given(ctx: click.Context, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the user set. Raises UsageError for a value out of range."""
+    given = {
+        name: value
+        for name, value in sampling.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    if given:
+        from llamay.sampling import SamplingParams
 
-    usual = SamplingParams()
-    names = (field.name for field in fields(SamplingParams))
-    given = {name: getattr(params, name) for name in names}
-    return Settings(**{k: v for k, v in given.items() if v != getattr(usual, k)})
+        SamplingParams(**given)
+    return given
+
+
+def _run(
+    options: ModelOptions, session: str | None, settings: dict[str, Any], key_file: Path | None
+) -> int:
+    from llamay.hub.paths import data_dir
+    from llamay.tui import EngineHost, run
+
+    key = None
+    if key_file:
+        from llamay.kv.snapshot import Key
+
+        key = Key.from_file(key_file)
+    host = EngineHost(data_dir(), options.load_as, model=options.name, settings=settings, key=key)
+    return run(host, session)

@@ -19,7 +19,6 @@ from textual.keys import format_key
 from textual.screen import Screen
 
 from llamay.errors import LlamayError
-from llamay.session.export import to_markdown
 from llamay.tui import describe
 from llamay.tui.ask import AskLine
 from llamay.tui.bridge import Bridge
@@ -340,6 +339,8 @@ class LlamayApp(App[None]):
 
     def _export(self, path: str | None) -> None:
         if path and self.session is not None:
+            from llamay.session.export import to_markdown
+
             tree, node = self.session.tree, self.main.current
             text = to_markdown(tree, self.session.name, tree.path(node))
             try:

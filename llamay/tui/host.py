@@ -1,21 +1,20 @@
 """What opens models and sessions for the screens, which hold sessions and never engines."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from llamay.errors import LlamayError, SessionBusyError
-from llamay.session import Session
-from llamay.session.catalog import Catalog
-from llamay.session.records import NO_SETTINGS, Settings
 from llamay.tui.text import size
 
 if TYPE_CHECKING:
     from llamay.engine import Engine
     from llamay.hub import Progress
     from llamay.kv.snapshot import Key
+    from llamay.session import Session
+    from llamay.session.catalog import Catalog
 
 Told: TypeAlias = Callable[[str], None]
 Load: TypeAlias = "Callable[[str, Progress], Engine]"
@@ -40,7 +39,7 @@ class Host(Protocol):
     def title(self) -> list[str]:
         """The model's name, device and kernels, and KV precision; empty while no model is open."""
 
-    def open(self, name: str | None, model: str | None, told: Told) -> Session:
+    def open(self, name: str | None, model: str | None, told: Told) -> "Session":
         """Opens a session by name, with `model`, or else with the one that it was made with.
 
         name: one that is not there yet is a new session's; None is the last session, or a new one
@@ -61,17 +60,17 @@ class EngineHost:
         load: Load,
         *,
         model: str,
-        settings: Settings = NO_SETTINGS,
+        settings: Mapping[str, Any] | None = None,
         key: "Key | None" = None,
     ) -> None:
-        """load: opens a model by name; model: for new sessions, as settings are."""
+        """load: opens a model by name; model: for new sessions, as settings are, by their names."""
         self.home = home
         self.key = key
         self.model = model
         self.remark = ""
         self._load = load
         self._new_model = model
-        self._settings = settings
+        self._settings = settings or {}
         self._engine: Engine | None = None
 
     @property
@@ -84,8 +83,12 @@ class EngineHost:
         is_file = self.model.endswith(".gguf")
         return [Path(self.model).stem if is_file else self.model, kernels, f"kv {precision}"]
 
-    def open(self, name: str | None, model: str | None, told: Told) -> Session:
+    def open(self, name: str | None, model: str | None, told: Told) -> "Session":
         """See `Host`."""
+        # Here, because the screens are there sooner without the engine.
+        from llamay.session import Session
+        from llamay.session.catalog import Catalog
+
         self.remark = ""
         catalog = Catalog(self.home)
         known = name or catalog.last()
@@ -116,11 +119,14 @@ class EngineHost:
             self._engine.close()
             self._engine = None
 
-    def _create(self, name: str | None, model: str, told: Told) -> Session:
-        engine = self._open_model(model, told)
-        return Session.create(self.home, engine, name, settings=self._settings, key=self.key)
+    def _create(self, name: str | None, model: str, told: Told) -> "Session":
+        from llamay.session import Session, Settings
 
-    def _exists(self, catalog: Catalog, name: str) -> bool:
+        engine = self._open_model(model, told)
+        settings = Settings(**self._settings)
+        return Session.create(self.home, engine, name, settings=settings, key=self.key)
+
+    def _exists(self, catalog: "Catalog", name: str) -> bool:
         with suppress(LlamayError):
             return catalog.path(name).exists()
         return False
