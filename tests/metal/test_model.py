@@ -8,7 +8,7 @@ from llamay.formats import Format, KVPrecision
 from llamay.gguf import open_gguf
 from llamay.kv import Cache
 from llamay.mlx_kernels import Control
-from llamay.mlx_kernels.metal import MetalKernels
+from llamay.mlx_kernels.metal import MetalKernels, schedule
 from llamay.mlx_kernels.reference import ReferenceKernels
 from llamay.model.decoder import Decoder, Rows
 from tests import oracle
@@ -96,10 +96,18 @@ def test_prefill_is_decode(model):
     )
 
 
-@pytest.mark.parametrize(("chunk", "page_tokens"), [(7, 16), (8, 64), (64, 128), (9, 48)])
+@pytest.mark.parametrize(("chunk", "page_tokens"), [(7, 16), (64, 128), (9, 48)])
 def test_chunks_and_pages_change_no_bit(model, chunk, page_tokens):
     cache = model.cache(page_tokens)
     logits = extend(model.decoder, cache, cache.new_context(), model.ids, chunk)
+    assert model.differs(logits, 0) is None
+
+
+def test_attention_in_spans_of_rows_changes_no_bit(model, monkeypatch):
+    """As when the results of all rows and runs would be too large to hold at once."""
+    monkeypatch.setattr(schedule, "PARTIAL_BYTES", 60_000)
+    cache = model.cache()
+    logits = extend(model.decoder, cache, cache.new_context(), model.ids)
     assert model.differs(logits, 0) is None
 
 

@@ -4,12 +4,14 @@ const int unit = int(thread_position_in_grid.x), row = int(thread_position_in_gr
 const int columns = sizes[1];
 typedef llamay::Blocks<FORMAT> B;
 if (unit < columns / 16 && row < sizes[0]) {
-    llamay::Unit w;
-    B::read(table + ulong(tokens[row]) * (columns / B::LENGTH * B::BYTES), unit, w);
+    const device uchar* weights = table + ulong(tokens[row]) * (columns / B::LENGTH * B::BYTES);
+    llamay::Eight halves[2];
+    B::template read<0>(weights, unit, halves[0]);
+    B::template read<1>(weights, unit, halves[1]);
     device float* at = stream + row * columns + B::first(unit);
     for (int i = 0; i < 16; i++) {
-        const int half_unit = i / 8;
-        const float minimum = B::HAS_MINIMUM ? w.minimum[half_unit] : 0.0f;
-        at[half_unit * B::GAP + i % 8] = fma(w.scale[half_unit], w.q[i / 4][i % 4], minimum);
+        const llamay::Eight w = halves[i / 8];
+        const float minimum = B::HAS_MINIMUM ? w.minimum : 0.0f;
+        at[i / 8 * B::GAP + i % 8] = fma(w.scale, w.q[i % 8 / 4][i % 4], minimum);
     }
 }

@@ -60,6 +60,27 @@ inline float sum8(float4 x, float4 y) {
     return ((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w));
 }
 
+// Adds to acc[ROWS * OUTPUTS] the products of one half of a unit.
+template <int FORMAT, int ROWS, int OUTPUTS, int HALF, typename Inputs>
+inline void add_half(const device uchar* weights, int outputs, int rows, int columns, int unit,
+                     Inputs inputs, thread float* acc) {
+    typedef Blocks<FORMAT> B;
+    const int row_bytes = columns / B::LENGTH * B::BYTES, column = B::first(unit) + HALF * B::GAP;
+    Eight w[OUTPUTS];
+    for (int n = 0; n < OUTPUTS; n++) {
+        B::template read<HALF>(weights + min(n, outputs - 1) * row_bytes, unit, w[n]);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        if (r >= rows) break;
+        const float4 x = inputs.at(r, column), y = inputs.at(r, column + 4);
+        for (int n = 0; n < OUTPUTS; n++) {
+            float sum = fma(w[n].scale, dot8(w[n].q[0], w[n].q[1], x, y), acc[r * OUTPUTS + n]);
+            if (B::HAS_MINIMUM) sum = fma(w[n].minimum, sum8(x, y), sum);
+            acc[r * OUTPUTS + n] = sum;
+        }
+    }
+}
+
 // Products of up to ROWS rows of inputs with up to OUTPUTS rows of weights, of one simdgroup.
 // weights: the first row's bytes. Rows that do not exist are neither read nor computed.
 // Returns, in lane l, the product of row i / OUTPUTS and output i % OUTPUTS,
@@ -67,27 +88,11 @@ inline float sum8(float4 x, float4 y) {
 template <int FORMAT, int ROWS, int OUTPUTS, typename Inputs>
 inline float product(const device uchar* weights, int outputs, int rows, int columns, Inputs inputs,
                      uint lane) {
-    typedef Blocks<FORMAT> B;
-    const int row_bytes = columns / B::LENGTH * B::BYTES;
     float acc[ROWS * OUTPUTS];
     for (int i = 0; i < ROWS * OUTPUTS; i++) acc[i] = 0.0f;
     for (int unit = int(lane); unit < columns / 16; unit += 32) {
-        Unit w[OUTPUTS];
-        for (int n = 0; n < OUTPUTS; n++) B::read(weights + min(n, outputs - 1) * row_bytes, unit, w[n]);
-        const int first = B::first(unit), second = first + B::GAP;
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= rows) break;
-            const float4 x0 = inputs.at(r, first), x1 = inputs.at(r, first + 4);
-            const float4 x2 = inputs.at(r, second), x3 = inputs.at(r, second + 4);
-            for (int n = 0; n < OUTPUTS; n++) {
-                float sum = acc[r * OUTPUTS + n];
-                sum = fma(w[n].scale.x, dot8(w[n].q[0], w[n].q[1], x0, x1), sum);
-                if (B::HAS_MINIMUM) sum = fma(w[n].minimum.x, sum8(x0, x1), sum);
-                sum = fma(w[n].scale.y, dot8(w[n].q[2], w[n].q[3], x2, x3), sum);
-                if (B::HAS_MINIMUM) sum = fma(w[n].minimum.y, sum8(x2, x3), sum);
-                acc[r * OUTPUTS + n] = sum;
-            }
-        }
+        add_half<FORMAT, ROWS, OUTPUTS, 0>(weights, outputs, rows, columns, unit, inputs, acc);
+        add_half<FORMAT, ROWS, OUTPUTS, 1>(weights, outputs, rows, columns, unit, inputs, acc);
     }
     return sum_lanes<ROWS * OUTPUTS>(acc, lane);
 }
