@@ -109,9 +109,8 @@ def _in_session(
 ) -> None:
     from llamay.cli.session_answers import answer_in, given_settings, open_session
 
-    settings = given_settings(system)
     begun = time.perf_counter()
-    session = open_session(name, options, settings, key_file)
+    session, settings = open_session(name, options, given_settings(system), key_file)
     try:
         opened = time.perf_counter()
         answered = answer_in(session, text, count, settings, show=not (as_json or best_of))

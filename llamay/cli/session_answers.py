@@ -62,25 +62,28 @@ def given_settings(system: str | None) -> "Settings":
 
 def open_session(
     name: str, options: ModelOptions, settings: "Settings", key_file: Path | None
-) -> "Session":
-    """The session of that name, opened, or created if there is none.
+) -> tuple["Session", "Settings"]:
+    """The session of that name, opened, or created with `settings` if there is none.
 
-    Without -m, an existing session gets the model that it was made with.
+    Returns the settings that are left for the next message too. Without -m, an existing session
+    gets the model that it was made with.
     Raises SessionError if it is in use, or if that model is not here any more.
     """
     from dataclasses import replace
 
     from llamay.hub.paths import data_dir
     from llamay.kv.snapshot import Key
-    from llamay.session import Session
+    from llamay.session import Session, Settings
     from llamay.session.catalog import Catalog
 
     key = Key.from_file(key_file) if key_file else None
     catalog = Catalog(data_dir())
     if name not in {entry.name for entry in catalog.entries()}:
-        return Session.create(
-            data_dir(), options.load(), name, settings=settings, key=key, model=options.name
+        engine = options.load()
+        created = Session.create(
+            data_dir(), engine, name, settings=settings, key=key, model=options.name
         )
+        return created, Settings()
     chosen = options.model
     made_with = catalog.read(name, key).tree.info.model
     engine = replace(options, model=chosen or made_with).load()
@@ -90,7 +93,7 @@ def open_session(
     if session.read_only:
         session.close()
         raise SessionError(f"{session.read_only}; -m MODEL does")
-    return session
+    return session, settings
 
 
 def answer_in(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamay import cli
-from llamay.session import Session
+from llamay.session import Session, Settings
 from llamay.session.catalog import Catalog
 from llamay.session.loading import load
 from tests.scripted_model import byte_ids, write_endless_model, write_scripted_model
@@ -75,7 +75,9 @@ def test_flags_hold_from_their_message_on(run: Run, wandering: Path, home: Path)
     run("--session", "s", "-p", "c", "--max-tokens", 4, "--temperature", 0)
     tree = load(home / "sessions" / "s").tree
     assert [len(tree.node(id).ids) for id in (2, 4, 6)] == [3, 3, 4]
+    assert (tree.root.settings.seed, tree.root.settings.max_tokens) == (5, 3)
     assert (tree.effective(4).seed, tree.effective(4).temperature) == (5, None)
+    assert tree.node(3).settings == Settings()
     assert (tree.effective(6).seed, tree.effective(6).temperature) == (5, 0.0)
 
 
