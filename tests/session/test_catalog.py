@@ -1,5 +1,6 @@
 """Names of sessions, the list, the last one used, and removing."""
 
+import fcntl
 import time
 from pathlib import Path
 
@@ -190,3 +191,20 @@ def test_a_session_is_not_removed_from_under_its_owner(tmp_path: Path) -> None:
     assert [file.name for file in catalog.folder.iterdir()] == [".last"]
     with pytest.raises(SessionError, match="there is no session 's'"):
         catalog.remove("s")
+
+
+def test_a_session_that_is_removed_while_it_is_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(tmp_path)
+    add(catalog, "s")
+    real = fcntl.flock
+
+    def removed_first(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        catalog.remove("s")
+        real(descriptor, operation)
+
+    monkeypatch.setattr("llamay.session.lock.fcntl.flock", removed_first)
+    with pytest.raises(SessionError, match="removed just now"):
+        catalog.open("s")
