@@ -153,23 +153,34 @@ class Runner:
                 if not nodes:
                     return
                 user = self._tree.node(nodes[0].parent)
-                if self._tree.node(user.parent).state in RUNNING:
-                    self._waiting.setdefault(user.parent, []).append(job)
+                if self._waits(job, user):
                     return
-            self._read_turn(user)
-            self._submit([node.id for node in nodes], user.id)
+            if self._read_turn(job, user):
+                self._submit([node.id for node in nodes], user.id)
         except Exception as error:  # whatever it is, nobody waits for answers that never come
             self._fail(job, error)
 
-    def _read_turn(self, user: Node) -> None:
-        """Gives a user's turn its tokens, if it has none yet."""
+    def _waits(self, job: tuple[int, ...], user: Node) -> bool:
+        """Whether the answer that a turn continues is still written; the job then comes again."""
+        if self._tree.node(user.parent).state not in RUNNING:
+            return False
+        self._waiting.setdefault(user.parent, []).append(job)
+        return True
+
+    def _read_turn(self, job: tuple[int, ...], user: Node) -> bool:
+        """Gives a user's turn its tokens, if it has none yet; False if the job has to wait."""
         if user.ids:
-            return
+            return True
         turn = self._prompts.turn(self._tree, self._writer.lock, user.id)
         events: list[SessionEvent] = [TreeChanged((user.id,))]
         if turn.notice:
             events.append(Notice(turn.notice, "info"))
-        self._writer.change(AppendIds(user.id, 0, turn.ids, keeps=turn.keeps), events=events)
+        with self._writer.lock:
+            if self._waits(job, user):  # what it continues goes on since
+                return False
+            record = AppendIds(user.id, 0, turn.ids, keeps=turn.keeps)
+            self._writer.change(record, events=events)
+        return True
 
     def _submit(self, ids: Sequence[int], user: int) -> None:
         with self._writer.lock:
