@@ -5,13 +5,15 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
-from llamay.kv.snapshot import Identity
+from llamay.kv.snapshot import Identity, Key, write_segment
 from llamay.mlx_kernels import Program, RunStep, Slabs
 
 Rows = NDArray[np.uint8]
@@ -164,6 +166,18 @@ def rows_of(cache: Cache, context: Context) -> bytes:
     """All committed rows."""
     store = cache.store
     return store.kernels.export_rows(store.slabs, context.page_ids, 0, context.length).tobytes()
+
+
+def write_chain(
+    folder: Path, context: Context, cuts: list[int], key: Key | None = None
+) -> list[Path]:
+    """Segments between these positions, the last with logits if the context has them."""
+    paths = []
+    for start, end in pairwise(cuts):
+        path, parent = folder / f"{start}-{end}", paths[-1].name if paths else ""
+        write_segment(path, IDENTITY, context, start, end, parent=parent, key=key)
+        paths.append(path)
+    return paths
 
 
 def as_version_2(data: bytes) -> bytes:
