@@ -1,10 +1,14 @@
-"""The records of new turns."""
+"""The records of new turns, and which turns can have them."""
 
 import time
 
+from llamay.errors import SessionError
 from llamay.sampling import child_seed
+from llamay.session.node import Node
 from llamay.session.records import NO_SETTINGS, AddNode, Settings
 from llamay.session.tree import Tree
+
+_RESUMABLE = ("interrupted", "stopped", "failed")
 
 
 def ask(
@@ -29,6 +33,37 @@ def further_answers(tree: Tree, user: int, n: int, weights: str | None) -> list[
     """`n` more answers to a user's turn, with the next seeds that no answer to it ever had."""
     index, seed = tree.next_seed_index(user), tree.effective(user).seed
     return _answers(tree.next_id, user, index, seed, n, weights)
+
+
+def message_of(tree: Tree, id: int) -> Node:
+    """The user's turn that a turn is or answers. Raises SessionError if there is none."""
+    node = tree.node(id)
+    user = node if node.role == "user" else tree.node(node.parent)
+    if user.role != "user":
+        raise SessionError(f"turn {id} answers no message; send one")
+    return user
+
+
+def place_of_message(tree: Tree, id: int) -> int:
+    """Where a user's turn was sent. Raises SessionError if it is none."""
+    node = tree.node(id)
+    if node.role != "user":
+        raise SessionError(f"turn {id} is no message; only messages are edited")
+    return node.parent
+
+
+def resumable(tree: Tree, id: int, weights: str | None) -> Node:
+    """The answer, if it can go on from its exact token. Raises SessionError if not, with why."""
+    node = tree.node(id)
+    if node.role != "assistant" or node.state not in _RESUMABLE:
+        raise SessionError(f"turn {id} is {node.state}; there is nothing to go on with")
+    if node.model not in (None, weights):
+        raise SessionError(f"turn {id} was begun by another model; regenerate it instead")
+    if any(other.parent == id and other.ids for other in tree.nodes.values()):
+        raise SessionError(
+            f"turn {id} has been continued where it ended; regenerate it, or go on below it"
+        )
+    return node
 
 
 def _answers(

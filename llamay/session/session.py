@@ -14,7 +14,13 @@ from llamay.events import Notice, PlaceChanged, SessionEvent, TreeChanged
 from llamay.kv.snapshot import Key
 from llamay.session.alternatives import alternatives
 from llamay.session.answers import sampling_params
-from llamay.session.asking import ask, further_answers
+from llamay.session.asking import (
+    ask,
+    further_answers,
+    message_of,
+    place_of_message,
+    resumable,
+)
 from llamay.session.catalog import Catalog
 from llamay.session.duplicate import branch_of, write_duplicate
 from llamay.session.folder import SessionFolder
@@ -43,8 +49,6 @@ from llamay.session.states import Figures, PageCell, Where
 from llamay.session.tree import Tree
 from llamay.session.writing import Listener, Told, Writer
 from llamay.tokenizer import StreamingDecoder
-
-_RESUMABLE = ("interrupted", "stopped", "failed")
 
 
 class Session:
@@ -197,16 +201,13 @@ class Session:
 
     def edit(self, user_id: int, text: str, n: int = 1) -> tuple[int, list[int]]:
         """Sends another text in place of a user's turn, beside it."""
-        return self.send(text, self._user(user_id), n)
+        return self.send(text, place_of_message(self.tree, user_id), n)
 
     def regenerate(self, id: int, n: int = 1) -> list[int]:
         """Further answers to the user's turn that `id` is or answers, with seeds not used yet."""
         self._require()
         with self._lock:
-            node = self.tree.node(id)
-            user = node if node.role == "user" else self.tree.node(node.parent)
-            if user.role != "user":
-                raise SessionError(f"turn {id} answers no message; send one")
+            user = message_of(self.tree, id)
             if user.model not in (None, self._weights):
                 return self.edit(user.id, user.text, n)[1]  # its tokens are another model's
             answers = further_answers(self.tree, user.id, n, self._weights)
@@ -223,20 +224,7 @@ class Session:
         """Goes on with an interrupted, stopped or failed answer as if it had never ended."""
         self._require()
         with self._lock:
-            node = self.tree.node(answer_id)
-            if node.role != "assistant" or node.state not in _RESUMABLE:
-                raise SessionError(
-                    f"turn {answer_id} is {node.state}; there is nothing to go on with"
-                )
-            if node.model not in (None, self._weights):
-                raise SessionError(
-                    f"turn {answer_id} was begun by another model; regenerate it instead"
-                )
-            if any(other.parent == answer_id and other.ids for other in self.tree.nodes.values()):
-                raise SessionError(
-                    f"turn {answer_id} has been continued where it ended; regenerate it, or go on "
-                    "below it"
-                )
+            node = resumable(self.tree, answer_id, self._weights)
             self._change(SetState(answer_id, "queued", seconds=node.seconds))
             self._begin([answer_id])
 
@@ -439,10 +427,3 @@ class Session:
 
     def _begin(self, answers: Sequence[int]) -> None:
         self._require().runner.start(answers)
-
-    def _user(self, id: int) -> int:
-        """The parent of a user's turn."""
-        node = self.tree.node(id)
-        if node.role != "user":
-            raise SessionError(f"turn {id} is no message; only messages are edited")
-        return node.parent
