@@ -34,6 +34,8 @@ The numerics contract, which every exact kernel set keeps:
    the key's scale, then with its own; a position's weight with the value's scale, then with the
    values.
 6. The numerics id names what made a context: contract version, kernel family, KV precision.
+7. Metal kernels multiply unquantised activations and have orders of their own, which
+   msl/products.metal and msl/attend.metal state; they equal the CPU's results by tolerance only.
 """
 
 import sys
