@@ -118,6 +118,7 @@ def test_nothing_is_given_up_for_what_cannot_fit() -> None:
     parked, working = filled(cache, PAGE, 20), filled(cache, PAGE + 1)
     cache.park(parked)
     sibling = working.fork()
+    assert cache.room() == (2, 2)
     # Two pages are free and two can be freed; the one that is shared with a sibling is copied.
     working.check_room(3 * PAGE)
     for count in (3 * PAGE + 3, 3 * PAGE + 4, 9 * PAGE):

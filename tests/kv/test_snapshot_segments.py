@@ -169,6 +169,24 @@ def test_a_segment_from_the_start_is_a_plain_snapshot(tmp_path: Path) -> None:
     assert read_snapshot(cache, tmp_path / "segment", IDENTITY).exact
 
 
+def test_a_segment_from_the_start_with_a_parent_stays_a_segment(tmp_path: Path) -> None:
+    context = fill(new_cache(), TOKENS)
+    write_segment(tmp_path / "x", IDENTITY, context, 0, 13, parent="p")
+    header = show_snapshot(tmp_path / "x").header
+    assert (header.version, header.start, header.parent) == (4, 0, "p")
+
+
+def test_figures_are_the_same_when_all_is_verified_before_room_is_made(chain: list[Path]) -> None:
+    cache, other = new_cache(budget_pages=4), new_cache()
+    kept = fill(cache, [6, 7])
+    cache.retain(kept)
+    kept.close()
+    extended = extend_from_segments(cache, cache.new_context(), chain, IDENTITY, TOKENS)
+    assert cache.retained == 0
+    plain = extend_from_segments(other, other.new_context(), chain, IDENTITY, TOKENS)
+    assert extended == plain
+
+
 def test_a_segment_alone_is_refused_where_a_whole_snapshot_is_needed(chain: list[Path]) -> None:
     cache = new_cache()
     with pytest.raises(SnapshotSegmentError, match="from position 6 on; resume the session"):

@@ -69,6 +69,8 @@ def test_files_that_do_not_make_the_history_are_refused(chain: list[Path], tmp_p
     refused(cache, context, [a, c], SnapshotSegmentError, r"reaches position 6.*\[0, 5\)")
     refused(cache, context, [a, b], SnapshotSegmentError, r"reaches position 13.*\[5, 6\)")
     refused(cache, context, [c, b, a], SnapshotSegmentError, r"reaches position 13.*\[0, 5\)")
+    with pytest.raises(SnapshotSegmentError, match=r"reaches position 5.*\[6, 13\)"):
+        extend_from_segments(cache, context, [a, c, b], IDENTITY, TOKENS[:6])
     other = fill(new_cache(), [*TOKENS[:5], 7, *TOKENS[6:]])
     write_segment(tmp_path / "other", IDENTITY, other, 5, 6, parent="x")
     refused(cache, context, [a, tmp_path / "other", c], SnapshotSegmentError, "tokens are not")
