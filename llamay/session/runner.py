@@ -168,9 +168,18 @@ class Runner:
         return True
 
     def _read_turn(self, job: tuple[int, ...], user: Node) -> bool:
-        """Gives a user's turn its tokens, if it has none yet; False if the job has to wait."""
-        if user.ids:
-            return True
+        """Gives a user's turn its tokens, if it has none yet; False if the job has to wait.
+
+        So too those before it that were stopped before they had any.
+        """
+        with self._writer.lock:
+            path = [self._tree.node(id) for id in self._tree.path(user.id)]
+        for turn in path:
+            if turn.role == "user" and not turn.ids and not self._render(job, turn):
+                return False
+        return True
+
+    def _render(self, job: tuple[int, ...], user: Node) -> bool:
         turn = self._prompts.turn(self._tree, self._writer.lock, user.id)
         events: list[SessionEvent] = [TreeChanged((user.id,))]
         if turn.notice:

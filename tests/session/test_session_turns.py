@@ -332,6 +332,31 @@ def test_an_answer_that_goes_on_the_moment_it_stopped_keeps_its_state(
     session.close()
 
 
+def test_a_message_that_was_stopped_before_it_was_read_is_read_with_the_next(
+    slow: Engine, tmp_path: Path, model: Path
+) -> None:
+    session = Session.create(tmp_path, slow, settings=Settings(max_tokens=20, seed=7))
+    ear = hear(session)
+    _, (first,) = session.send("one")
+    unread, (second,) = session.send("two")
+    session.stop(second)
+    ear.wait_ended(second, first)
+    user, (third,) = session.send("three", at=second)
+    ear.wait_ended(third)
+    text = slow.model.tokenizer.decode(session.tree.history(user))
+    assert text.index("one") < text.index("two") < text.index("three")
+    (again,) = session.regenerate(second)
+    ear.wait_ended(again)
+    for node, answer in ((user, third), (unread, again)):
+        params = SamplingParams(max_tokens=20, seed=session.tree.node(answer).seed or 0)
+        assert written(session.tree, answer) == plain(model, session.tree.history(node), params)
+    last_user, (last,) = session.send("four", at=third)
+    ear.wait_ended(last)
+    assert session.tree.node(last_user).keeps == session.tree.length(third)
+    assert ear.of(Notice) == []
+    session.close()
+
+
 def test_a_stopped_answer_that_was_continued_stays_as_it_is(slow: Engine, tmp_path: Path) -> None:
     session = Session.create(tmp_path, slow, settings=Settings(max_tokens=40))
     ear = hear(session)
