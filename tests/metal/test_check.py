@@ -101,6 +101,14 @@ def test_a_damaged_file_of_checks_is_made_again(tmp_path, damaged, monkeypatch):
     assert list(json.loads(file.read_text()).values()) == [{"embed": "wrong"}]
 
 
+def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setattr(check, "check", lambda *_: {"embed": "wrong"})
+    kernels = MetalKernels(lambda **_: None, checks_file=tmp_path / "cache" / "kernels.json")
+    load_tiny(tmp_path, CONFIG, Format.Q4_1, kernels)
+    assert dict(kernels.replaced) == {"embed": "wrong"}
+
+
 def test_verify_shows_what_was_replaced(quick_metal, tmp_path, monkeypatch):
     """A model whose embedding kernel does not work, through the engine."""
     monkeypatch.setattr(check, "check", lambda *_: {"embed": "differs"})

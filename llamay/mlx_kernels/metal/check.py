@@ -7,8 +7,10 @@ a file under a fingerprint of MLX, the system, the GPU, the kernels' text and th
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -48,10 +50,7 @@ def failures(kernels: Kernels, program: Program, weights: Weights, file: Path) -
     known = _read(file)
     if fingerprint not in known:
         known[fingerprint] = check(kernels, program, weights)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        part.replace(file)
+        _write(file, known)
     return known[fingerprint]
 
 
@@ -75,6 +74,17 @@ def _read(file: Path) -> dict[str, Failures]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def _write(file: Path, known: dict[str, Failures]) -> None:
+    part = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        part.replace(file)
+    except OSError:  # a full or read-only disk: the next start checks again
+        with suppress(OSError):
+            part.unlink()
 
 
 def _fingerprint(program: Program) -> str:
