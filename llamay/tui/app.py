@@ -164,6 +164,7 @@ class LlamayApp(App[None]):
     def _signalled(self, number: int) -> None:
         """SIGTERM, SIGHUP: saving must not wait for a terminal that may be gone."""
         self.exit_code = 128 + number
+        self.main.release()
         threading.Thread(target=self._save_and_leave, name="llamay-save", daemon=True).start()
         self.exit()
 
@@ -201,13 +202,32 @@ class LlamayApp(App[None]):
         """Whether an answer is written, read or waits."""
         if self.session is None:
             return False
-        nodes = self.session.tree.nodes.values()
+        nodes = list(self.session.tree.nodes.values())
         return any(node.state in describe.RUNNING and not node.hidden for node in nodes)
 
     def stop(self) -> None:
         """Stops everything that is written; what came stays."""
         if self.session is not None:
-            self.session.stop()
+            self.attempt(self.session.stop)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What does not apply to the session is not offered."""
+        session = self.session
+        if action in ("undo", "redo"):
+            if session is None or session.read_only:
+                return False
+            return session.tree.can_undo if action == "undo" else session.tree.can_redo
+        return super().check_action(action, parameters)
+
+    def action_undo(self) -> None:
+        """Takes back the last change of the tree, and says what that was."""
+        if self.session is not None and (phrase := self.attempt(self.session.undo)):
+            self.say(phrase)
+
+    def action_redo(self) -> None:
+        """Makes it again."""
+        if self.session is not None and (phrase := self.attempt(self.session.redo)):
+            self.say(phrase)
 
     def compare(self, nodes: Sequence[int]) -> None:
         """Shows branches beside each other."""
@@ -236,11 +256,6 @@ class LlamayApp(App[None]):
     def action_theme(self) -> None:
         """From dark to light and back."""
         self.theme = LIGHT if self.theme == DARK else DARK
-
-    def attempt_saying(self, function: Callable[[], str]) -> None:
-        """Does what the session's method does, and says the phrase that it returns."""
-        if phrase := self.attempt(function):
-            self.say(phrase)
 
     def action_log(self) -> None:
         """Shows all notices of this run."""

@@ -57,8 +57,8 @@ class Running:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the prompt is still being read."""
-        return self.tokens == 0
+        """Whether there is a prompt to read, and nothing written yet."""
+        return self.tokens == 0 and self.total > 0
 
     @property
     def tokens_per_s(self) -> float | None:

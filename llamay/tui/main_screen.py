@@ -8,7 +8,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from llamay.events import AnswerFailed, Notice, Resumed, SessionEvent
-from llamay.tui import describe
+from llamay.tui import describe, describe_session
 from llamay.tui.ask import AskCount, AskLine
 from llamay.tui.bars import Header, NoticeBar, StatusBar
 from llamay.tui.bridge import SessionUpdate
@@ -16,7 +16,7 @@ from llamay.tui.confirm import Confirm
 from llamay.tui.editor import Editor
 from llamay.tui.keys import MAIN, bindings
 from llamay.tui.regions import Regions
-from llamay.tui.text import count, duration, plural, rate
+from llamay.tui.text import count, duration, plural
 from llamay.tui.transcript import Transcript
 from llamay.tui.tree_view import TreeView
 
@@ -78,9 +78,13 @@ class MainScreen(Screen[None]):
             return None
         return self._session.tree.node(self.current)
 
+    def release(self) -> None:
+        """Lets the session go: from now on, nothing here asks it for anything."""
+        self._session = None
+
     def show_loading(self, sentence: str) -> None:
         """Says how far opening is, and what waits for it."""
-        self._session = None
+        self.release()
         self._header.show(["llamay", sentence], "")
         self.query_one("#talk-region").set_class(False, "-talking")
         self.regions.welcome.show(None, sentence, self.app.waiting)
@@ -182,13 +186,7 @@ class MainScreen(Screen[None]):
         session = self._session
         if session is None:
             return
-        summary = plural(len(session.tree.leaves()), "branch")
-        if not session.read_only:
-            figures = session.figures()
-            summary += f" · {plural(figures.pages, 'page')}"
-            if figures.copy_pages > figures.pages:
-                summary += f", a copy would be {count(figures.copy_pages)}"
-        self.regions.show_summary(summary)
+        self.regions.show_summary(describe_session.summary(session))
         self.regions.tree_view.refresh_figures()
         self._show_status()
 
@@ -197,40 +195,17 @@ class MainScreen(Screen[None]):
         session = self._session
         if session is None:
             return
-        parts = [self.regions.shown] if self.has_class("-narrow") else []
         path = self.regions.transcript.path
+        last = path[-1] if path else None
         running = self.app.bridge.running.get(path[-1]) if path else None
         self.regions.prefill.show(running if running and running.is_reading else None)
-        if path:
-            parts.append(f"{count(session.tree.length(path[-1]))} tok")
-        if running and running.tokens_per_s is not None:
-            parts.append(rate(running.tokens_per_s))
-        states = [node.state for node in session.tree.nodes.values()]
-        if others := sum(state in ("reading", "writing") for state in states) - bool(running):
-            parts.append(f"{others} more running")
-        if queued := states.count("queued"):
-            parts.append(f"{queued} queued")
-        if self.app.is_answering:
-            parts.append("Esc Stop")
-        self._status.show(" · ".join(parts))
+        where = [self.regions.shown] if self.has_class("-narrow") else []
+        self._status.show(" · ".join(where + describe_session.status(session, last, running)))
 
     def _title_editor(self) -> None:
-        session = self._session
-        if session is None:
-            return
-        tree = session.tree
-        if self.editing is not None:
-            title = "edit: Enter makes a sibling of the message, Esc leaves it as it is"
-        elif session.place == tree.root.id:
-            title = "first message"
-        elif tree.children(session.place):
-            begins = describe.preview(tree, tree.node(session.place))
-            title = f'new branch after "{begins[:40]}"'
-        elif tree.node(session.place).state in describe.RUNNING:
-            title = "message: it waits for the answer"
-        else:
-            title = "message"
-        self.regions.title_editor(title)
+        if self._session is not None:
+            title = describe_session.editor_title(self._session, self.editing)
+            self.regions.title_editor(title)
 
     # what the regions tell
 
@@ -304,21 +279,14 @@ class MainScreen(Screen[None]):
         """What does not apply to the current turn is not offered."""
         node, session = self._node, self._session
         if session is None or node is None:
-            return action not in (*_TURN_ACTIONS, *_WRITING_ACTIONS, "compare", "undo", "redo")
-        if session.read_only and action in (*_WRITING_ACTIONS, "undo", "redo"):
+            return action not in (*_TURN_ACTIONS, *_WRITING_ACTIONS, "compare")
+        if session.read_only and action in _WRITING_ACTIONS:
             return False
         if action in _TURN_ACTIONS and node.role == "root":
             return False
-        match action:
-            case "resume":
-                return node.state in describe.CONTINUABLE
-            case "undo":
-                return session.tree.can_undo
-            case "redo":
-                return session.tree.can_redo
-            case "edit":
-                return node.role == "user"
-        return True
+        if action == "resume":
+            return node.state in describe.CONTINUABLE
+        return node.role == "user" if action == "edit" else True
 
     def action_escape(self) -> None:
         """Stops what is written; else leaves an edit, a notice, or the editor."""
@@ -401,10 +369,7 @@ class MainScreen(Screen[None]):
         session = self._session
         if session is None:
             return
-        tree = session.tree
-        nodes = [id for id in tree.walk() if id in self.marked]
-        if not nodes and tree.node(self.current).role == "assistant":
-            nodes = describe.siblings(tree, self.current)
+        nodes = describe_session.to_compare(session.tree, self.marked, self.current)
         if not 2 <= len(nodes) <= _MAX_COMPARED:
             marks = f"{len(nodes)} are marked" if self.marked else "none is"
             self.app.say(f"mark two to four turns with Space, then c; {marks}", "warning")
@@ -466,13 +431,3 @@ class MainScreen(Screen[None]):
         """Shows or folds what is long or thought in this turn."""
         if not self.regions.transcript.toggle_long():
             self.app.say("nothing is folded in this turn")
-
-    def action_undo(self) -> None:
-        """Takes back the last change of the tree."""
-        if self._session is not None:
-            self.app.attempt_saying(self._session.undo)
-
-    def action_redo(self) -> None:
-        """Makes it again."""
-        if self._session is not None:
-            self.app.attempt_saying(self._session.redo)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamay.events import Resumed
+from llamay.events import AnswerProgress, Resumed
 from llamay.tui.ask import AskCount, AskLine
 from llamay.tui.compare import CompareScreen
 from llamay.tui.confirm import Confirm
@@ -323,19 +323,18 @@ def test_a_session_that_was_resumed_says_so():
 
 def test_reading_shows_what_is_cached_and_what_is_computed():
     session = branched()
-    session.prefill = 256
-    session.delay_s = 0.2
+    session.gate.clear()
 
     async def scenario(d: Driver) -> None:
         await d.write("More?")
-        await d.until(lambda: "of 256 computed" in d.screen_text())
+        await d.until(lambda: d.regions.transcript.path[-1] == 8)
+        session.emit(AnswerProgress(8, 2202, 1984, 2115, 0.5))
+        await d.until(lambda: "1,984 from cache · 131 of 218 computed" in d.screen_text())
         assert "reading  █" in d.screen_text()
-        assert "from cache" in d.screen_text()
-        await d.until(lambda: session.tree.node(8).text != "")
-        await d.pilot.pause(0.1)
-        assert "computed" not in d.screen_text()
-        session.delay_s = 0
+        assert "about 332 ms left" in d.screen_text()  # 87 of 131 tokens' half second
+        session.gate.set()
         await d.quiet()
+        assert "computed" not in d.screen_text()
 
     drive(scenario, session)
 
