@@ -323,6 +323,7 @@ def test_a_session_that_was_resumed_says_so():
 
 def test_reading_shows_what_is_cached_and_what_is_computed():
     session = branched()
+    session.prefill = 64
     session.gate.clear()
 
     async def scenario(d: Driver) -> None:
