@@ -247,13 +247,13 @@ class Runner:
         while True:
             with self._writer.lock:
                 on_disk = saved(self._tree, id, self._weights)
-            if on_disk.end <= context.length or (gentle and not self._fits(on_disk.end - memory)):
+            end = min(on_disk.end, len(history))  # the turn may have got more meanwhile
+            if end <= context.length or (gentle and not self._fits(end - memory)):
                 break
-            paths = [self._folder.segments.path(ref.name) for ref in on_disk.segments]
+            refs = [ref for ref in on_disk.segments if ref.start < end]
+            paths = [self._folder.segments.path(ref.name) for ref in refs]
             try:
-                extended = self._engine.extend(
-                    context, paths, history[: on_disk.end], key=self._folder.key
-                )
+                extended = self._engine.extend(context, paths, history[:end], key=self._folder.key)
             except BudgetError:
                 break  # the engine gives the figures if there is no other way
             except SnapshotError as error:
@@ -274,6 +274,7 @@ class Runner:
         if beginning is None or beginning.length <= context.length:
             return context
         context.close()
+        beginning.truncate(min(beginning.length, len(history)))
         return beginning
 
     def _fits(self, tokens: int) -> bool:

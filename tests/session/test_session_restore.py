@@ -235,6 +235,26 @@ def test_a_damaged_segment_costs_its_state_only(
     session.close()
 
 
+def test_state_is_found_for_a_history_that_has_grown_since(engine: Engine, tmp_path: Path) -> None:
+    session, ear = create(tmp_path, engine)
+    _, (first,) = session.send("hello")
+    ear.wait_ended(first)
+    _, (second,) = session.send(LONG)
+    ear.wait_ended(second)
+    session.save()
+    earlier = session.tree.history(first)
+    running = session._running
+    assert running is not None
+    running.states.close()
+    engine.cache.clear_tree()
+    state = running.runner._state(second, earlier)
+    assert list(state.branch.tokens) == earlier
+    assert state.disk == len(earlier)
+    state.branch.close()
+    session.close()
+    assert ear.of(Notice) == []
+
+
 def test_segments_that_are_gone_are_told_and_read_again(
     engine: Engine, model: Path, tmp_path: Path
 ) -> None:
