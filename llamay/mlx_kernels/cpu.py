@@ -38,6 +38,7 @@ from llamay.mlx_kernels import (
 )
 
 ALIGNMENT = 64
+ROWS_AT_ONCE = 1024  # of a matrix, packed by one thread: a multiple of the lanes
 
 Matrix = tuple[int, int, int, memoryview]
 
@@ -200,25 +201,53 @@ class _PackedWeights:
         offsets, total = {}, 0
         for key, tensor in tensors.items():
             offsets[key] = total
-            total += -(-_packed_bytes(tensor) // ALIGNMENT) * ALIGNMENT
+            total += -(-_packed_bytes(tensor, tensor.rows) // ALIGNMENT) * ALIGNMENT
         view = memoryview(anonymous_memory(total))
+        self._matrices: dict[int, Matrix] = {}
+        for key, tensor in tensors.items():
+            end = offsets[key] + _packed_bytes(tensor, tensor.rows)
+            packed = view[offsets[key] : end].toreadonly()
+            self._matrices[key] = (tensor.format.type_id, tensor.rows, tensor.columns, packed)
 
-        def pack(key: int) -> tuple[int, Matrix]:
-            tensor = tensors[key]
-            target = view[offsets[key] : offsets[key] + _packed_bytes(tensor)]
-            type_id, rows, columns = tensor.format.type_id, tensor.rows, tensor.columns
-            _cpu.pack(type_id, rows, columns, tensor.data, target)
-            return key, (type_id, rows, columns, target.toreadonly())
+        def pack(job: tuple[int, int]) -> None:
+            key, first = job
+            tensor, at = tensors[key], offsets[key] + _packed_bytes(tensors[key], first)
+            rows = min(ROWS_AT_ONCE, tensor.rows - first)
+            row_bytes = tensor.format.row_bytes(tensor.columns)
+            source = tensor.data[first * row_bytes : (first + rows) * row_bytes]
+            target = view[at : at + _packed_bytes(tensor, rows)]
+            _cpu.pack(tensor.format.type_id, rows, tensor.columns, source, target)
+            _release(source)
 
+        jobs = [
+            (key, first)
+            for key, tensor in tensors.items()
+            for first in range(0, tensor.rows, ROWS_AT_ONCE)
+        ]
         with ThreadPoolExecutor(threads) as executor:
-            self._matrices = dict(executor.map(pack, tensors))
+            list(executor.map(pack, jobs))
 
     def __getitem__(self, tensor: Tensor) -> Matrix:
         return self._matrices[id(tensor)]
 
 
-def _packed_bytes(tensor: Tensor) -> int:
-    return _cpu.packed_bytes(tensor.format.type_id, tensor.rows, tensor.columns)
+def _packed_bytes(tensor: Tensor, rows: int) -> int:
+    return _cpu.packed_bytes(tensor.format.type_id, rows, tensor.columns) if rows else 0
+
+
+def _release(view: memoryview) -> None:
+    """Lets go of a mapped file's memory that was read once; it comes back if it is read again."""
+    if not isinstance(view.obj, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = _address(view) - _address(view.obj)
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (start + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size > 0:
+        view.obj.madvise(mmap.MADV_DONTNEED, first, size)
+
+
+def _address(buffer: memoryview | mmap.mmap) -> int:
+    return np.frombuffer(buffer, dtype=np.uint8).ctypes.data
 
 
 def _matrices(operation: Operation) -> tuple[Tensor, ...]:

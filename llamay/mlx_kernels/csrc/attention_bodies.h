@@ -5,32 +5,36 @@ INLINE vf load_stored(const KVFormat format, const uint8_t *p, int at) {
     return format == KV_I8 ? v_load_i8(p + at) : format == KV_F16 ? v_load_half(p + 2 * at) : v_load((const float *)p + at);
 }
 
-/* scores[r][t] = scale * (key scale * (q_r . k_t)), each one chain over ascending head dimensions. */
-INLINE void score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int groups) {
-    vf scale = v_set1(run->scale);
+/* scores[r][t] = scale * (key scale * (q_r . k_t)) for the positions of group g, each one chain over ascending head
+ * dimensions.
+ */
+INLINE void score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int g) {
+    const uint8_t *keys = run->keys[g];
     const float *q[QUERIES_AT_ONCE];
-    for (int r = 0; r < rows; r++) q[r] = run->queries[first + r];
-    for (int g = 0; g < groups; g++) {
-        vf acc[QUERIES_AT_ONCE];
-        UNROLL for (int r = 0; r < rows; r++) acc[r] = v_set1(0.0f);
-        const uint8_t *keys = run->keys[g];
-        for (int d = 0; d < run->head_dim; d++) {
-            vf k = load_stored(format, keys, d * LANES);
-            UNROLL for (int r = 0; r < rows; r++) acc[r] = v_fma(k, v_set1(q[r][d]), acc[r]);
-        }
-        UNROLL for (int r = 0; r < rows; r++) {
-            if (format == KV_I8) acc[r] = v_mul(acc[r], v_load(run->key_scales[g]));
-            v_store(run->scores + (first + r) * RUN_TOKENS + g * LANES, v_mul(acc[r], scale));
-        }
+    vf acc[QUERIES_AT_ONCE];
+    UNROLL for (int r = 0; r < rows; r++) {
+        q[r] = run->queries[first + r];
+        acc[r] = v_set1(0.0f);
+    }
+    for (int d = 0; d < run->head_dim; d++) {
+        vf k = load_stored(format, keys, d * LANES);
+        UNROLL for (int r = 0; r < rows; r++) acc[r] = v_fma(k, v_set1(q[r][d]), acc[r]);
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        if (format == KV_I8) acc[r] = v_mul(acc[r], v_load(run->key_scales[g]));
+        v_store(run->scores + (first + r) * RUN_TOKENS + g * LANES, v_mul(acc[r], v_set1(run->scale)));
     }
 }
 
+/* A group of keys serves all queries while it is in the nearest cache. */
 INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups) {
-    int row = 0;
-    for (; row + QUERIES_AT_ONCE <= run->rows; row += QUERIES_AT_ONCE)
-        score_rows(run, format, QUERIES_AT_ONCE, row, groups);
-    for (; row + 3 <= run->rows; row += 3) score_rows(run, format, 3, row, groups);
-    for (; row < run->rows; row++) score_rows(run, format, 1, row, groups);
+    for (int g = 0; g < groups; g++) {
+        int row = 0;
+        for (; row + QUERIES_AT_ONCE <= run->rows; row += QUERIES_AT_ONCE)
+            score_rows(run, format, QUERIES_AT_ONCE, row, g);
+        for (; row + 3 <= run->rows; row += 3) score_rows(run, format, 3, row, g);
+        for (; row < run->rows; row++) score_rows(run, format, 1, row, g);
+    }
 }
 
 /* Turns a query's scores into weights, and those into what stored values are multiplied with; unseen positions weigh
@@ -84,21 +88,35 @@ INLINE void add_values_all_dims(const AttentionRun *run, const KVFormat format, 
     for (; d < run->head_dim; d += LANES) add_values(run, format, rows, 1, first, d, begin, end);
 }
 
-/* Positions that every query sees in one pass for several queries, the rest for each alone. */
-INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int least) {
-    int row = 0;
-    for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_values_all_dims(run, format, VALUE_ROWS, row, 0, least);
-    for (; row + 3 <= run->rows; row += 3) add_values_all_dims(run, format, 3, row, 0, least);
-    for (; row < run->rows; row++) add_values_all_dims(run, format, 1, row, 0, least);
-    for (row = 0; row < run->rows; row++)
-        if (run->visible[row] > least) add_values_all_dims(run, format, 1, row, least, run->visible[row]);
+/* Of positions [begin, end), those that all of some queries see in one pass for these, the rest for each alone. */
+INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
+    int least = end;
+    for (int r = first; r < first + rows; r++)
+        if (run->visible[r] < least) least = run->visible[r];
+    if (least > begin) add_values_all_dims(run, format, rows, first, begin, least);
+    else least = begin;
+    for (int r = first; r < first + rows; r++) {
+        int last = run->visible[r] < end ? run->visible[r] : end;
+        if (last > least) add_values_all_dims(run, format, 1, r, least, last);
+    }
+}
+
+/* Of many queries, all read a group of values while it is in the nearest cache. */
+INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int most) {
+    const int stretch = run->rows > VALUE_ROWS ? LANES : RUN_TOKENS;
+    for (int begin = 0; begin < most; begin += stretch) {
+        int row = 0, end = begin + stretch < most ? begin + stretch : most;
+        for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_rows(run, format, VALUE_ROWS, row, begin, end);
+        for (; row + 3 <= run->rows; row += 3) add_rows(run, format, 3, row, begin, end);
+        for (; row < run->rows; row++) add_rows(run, format, 1, row, begin, end);
+    }
 }
 
 #define DEFINE_ATTENTION(format)                                                                                  \
     static NOINLINE void NAME(score_##format)(const AttentionRun *run, int groups) {                              \
         score_every_row(run, format, groups);                                                                     \
     }                                                                                                             \
-    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int least) { add_every_row(run, format, least); }
+    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int most) { add_every_row(run, format, most); }
 DEFINE_ATTENTION(KV_F32)
 DEFINE_ATTENTION(KV_F16)
 DEFINE_ATTENTION(KV_I8)
@@ -109,17 +127,15 @@ static void (*const NAME(score)[])(const AttentionRun *, int) = {NAME(score_KV_F
 static void (*const NAME(add)[])(const AttentionRun *, int) = {NAME(add_KV_F32), NAME(add_KV_F16), NAME(add_KV_I8)};
 
 static void NAME(attend)(const AttentionRun *run) {
-    int most = 0, least = RUN_TOKENS;
-    for (int r = 0; r < run->rows; r++) {
+    int most = 0;
+    for (int r = 0; r < run->rows; r++)
         if (run->visible[r] > most) most = run->visible[r];
-        if (run->visible[r] < least) least = run->visible[r];
-    }
     NAME(score)[run->key_format](run, (most + LANES - 1) / LANES);
     for (int r = 0; r < run->rows; r++) {
         weigh_row(run, r);
         memset(run->out[r] + PARTIAL_VALUES, 0, (size_t)run->head_dim * sizeof(float));
     }
-    NAME(add)[run->value_format](run, least);
+    NAME(add)[run->value_format](run, most);
 }
 
 static void NAME(merge)(float *state, const float *next, int head_dim) {

@@ -12,3 +12,8 @@
 #define TARGET_BEGIN(features) PRAGMA(GCC push_options) PRAGMA(GCC target(features))
 #define TARGET_END PRAGMA(GCC pop_options)
 #endif
+
+/* Keeps the compiler from computing a vector register in another order than is written. */
+#if defined(__x86_64__)
+#define KEEP_ORDER(vector) __asm__("" : "+x"(vector))
+#endif

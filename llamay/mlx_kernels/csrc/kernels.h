@@ -16,7 +16,7 @@
 enum {
     RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
     RUN_GROUPS = RUN_TOKENS / LANES,
-    ATTENTION_ROWS = 12, /* queries that read a run of keys together */
+    ATTENTION_ROWS = 64, /* queries that read a run of keys and values together */
     MAX_HEAD_DIM = 1024,
 };
 
@@ -61,7 +61,7 @@ typedef struct {
 /* How a head's keys or values are stored; KV_I8 with a float32 scale for each position. */
 typedef enum { KV_F32, KV_F16, KV_I8 } KVFormat;
 
-/* One run of up to 256 positions of one KV head, read by up to 12 queries. */
+/* One run of up to 256 positions of one KV head, read by up to 64 queries. */
 typedef struct {
     KVFormat key_format, value_format;
     const uint8_t *keys[RUN_GROUPS];        /* each [head_dim][16] */

@@ -19,10 +19,6 @@ int64_t row_bytes(WeightFormat format, int64_t columns) {
     return (span ? columns / span : columns) * file_block_bytes(format);
 }
 
-static void pack_float_row(int size, int64_t columns, int lane, const uint8_t *source, uint8_t *group) {
-    for (int64_t k = 0; k < columns; k++) memcpy(group + (k * LANES + lane) * size, source + k * size, size);
-}
-
 /* The quad of lane `lane` in a vector of codes. */
 static void store_quad(uint8_t *codes, int vector, int lane, uint32_t quad) {
     memcpy(codes + vector * VECTOR + 4 * lane, &quad, sizeof quad);
@@ -67,34 +63,68 @@ static void unpack_codes(Packing p, const uint8_t *codes, int lane, BlockCodes *
         block->minima[s] = (int8_t)codes[code_bytes(p) + (p.sub_scales + s) * LANES + lane];
 }
 
-/* One row's blocks into its lane of a group of 16. */
-static void pack_quantized_row(WeightFormat format, int64_t columns, int lane, const uint8_t *source, uint8_t *group) {
+/* One row's next span into its lane of a group of 16. */
+static inline __attribute__((always_inline)) void pack_span(const WeightFormat format, const uint8_t *source, int lane,
+                                                            uint8_t *span) {
     const Packing p = packing(format);
-    const int file_bytes = file_block_bytes(format), blocks = p.span / BLOCK;
-    for (int64_t s = 0; s < columns / p.span; s++, source += file_bytes, group += span_bytes(p)) {
-        uint8_t *halves = group + blocks * block_bytes(p);
-        for (int b = 0; b < blocks; b++) {
-            uint8_t *block = group + b * block_bytes(p), *scales = block + code_bytes(p);
-            BlockCodes codes;
-            read_block_codes(format, source, b, &codes);
-            pack_codes(p, &codes, lane, block);
-            for (int i = 0; i < p.sub_scales; i++) scales[i * LANES + lane] = (uint8_t)codes.scales[i];
-            for (int i = 0; i < p.sub_minima; i++)
-                scales[(p.sub_scales + i) * LANES + lane] = (uint8_t)codes.minima[i];
-        }
-        for (int h = 0; h < p.halves; h++)
-            memcpy(halves + (h * LANES + lane) * HALF, source + file_half_offset(format, h), HALF);
+    const int blocks = p.span / BLOCK;
+    for (int b = 0; b < blocks; b++) {
+        uint8_t *block = span + b * block_bytes(p), *scales = block + code_bytes(p);
+        BlockCodes codes;
+        read_block_codes(format, source, b, &codes);
+        pack_codes(p, &codes, lane, block);
+        for (int i = 0; i < p.sub_scales; i++) scales[i * LANES + lane] = (uint8_t)codes.scales[i];
+        for (int i = 0; i < p.sub_minima; i++) scales[(p.sub_scales + i) * LANES + lane] = (uint8_t)codes.minima[i];
+    }
+    uint8_t *halves = span + blocks * block_bytes(p);
+    for (int h = 0; h < p.halves; h++)
+        memcpy(halves + (h * LANES + lane) * HALF, source + file_half_offset(format, h), HALF);
+}
+
+/* A group's rows, together through the columns: what they write lies side by side. */
+static inline __attribute__((always_inline)) void pack_spans(const WeightFormat format, int lanes, int64_t columns,
+                                                             const uint8_t *source, uint8_t *group) {
+    const Packing p = packing(format);
+    const int64_t stride = row_bytes(format, columns);
+    for (int64_t s = 0; s < columns / p.span; s++, source += file_block_bytes(format), group += span_bytes(p))
+        for (int lane = 0; lane < lanes; lane++) pack_span(format, source + lane * stride, lane, group);
+}
+
+static inline __attribute__((always_inline)) void pack_floats(const int size, int lanes, int64_t columns,
+                                                              const uint8_t *source, uint8_t *group) {
+    for (int64_t k = 0; k < columns; k++)
+        for (int lane = 0; lane < lanes; lane++)
+            memcpy(group + (k * LANES + lane) * size, source + (lane * columns + k) * size, (size_t)size);
+}
+
+/* The first `lanes` rows of a group. */
+static void pack_group(WeightFormat format, int lanes, int64_t columns, const uint8_t *source, uint8_t *group) {
+    switch (format) {
+    case F32: pack_floats(4, lanes, columns, source, group); break;
+    case F16:
+    case BF16: pack_floats(2, lanes, columns, source, group); break;
+#define PACK(format) case format: pack_spans(format, lanes, columns, source, group); break
+    PACK(Q4_0);
+    PACK(Q4_1);
+    PACK(Q5_0);
+    PACK(Q5_1);
+    PACK(Q8_0);
+    PACK(Q2_K);
+    PACK(Q3_K);
+    PACK(Q4_K);
+    PACK(Q5_K);
+    PACK(Q6_K);
+    PACK(IQ4_NL);
+    PACK(IQ4_XS);
     }
 }
 
 void pack_rows(WeightFormat format, int64_t rows, int64_t columns, const uint8_t *source, uint8_t *packed) {
     int64_t source_stride = row_bytes(format, columns), group_stride = group_bytes(format, columns);
-    if (rows % LANES) memset(packed + rows / LANES * group_stride, 0, group_stride);
-    for (int64_t row = 0; row < rows; row++) {
-        uint8_t *group = packed + row / LANES * group_stride;
-        int lane = (int)(row % LANES);
-        if (is_quantized(format)) pack_quantized_row(format, columns, lane, source + row * source_stride, group);
-        else pack_float_row(float_bytes(format), columns, lane, source + row * source_stride, group);
+    if (rows % LANES) memset(packed + rows / LANES * group_stride, 0, (size_t)group_stride);
+    for (int64_t row = 0; row < rows; row += LANES) {
+        int lanes = rows - row < LANES ? (int)(rows - row) : LANES;
+        pack_group(format, lanes, columns, source + row * source_stride, packed + row / LANES * group_stride);
     }
 }
 

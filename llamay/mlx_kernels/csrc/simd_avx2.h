@@ -1,7 +1,7 @@
 /* 16 lanes as two AVX2 registers, with FMA and F16C. */
 #define TILE_COLUMNS 4
 #define GROUPS_AT_ONCE 1
-#define QUERIES_AT_ONCE 3
+#define QUERIES_AT_ONCE 6
 #define VALUE_ROWS 3
 #define VALUE_CHUNKS 2
 #define BYTE_BIAS 0
@@ -92,11 +92,16 @@ INLINE __m256i broadcast_quad(const void *x) {
     memcpy(&quad, x, sizeof quad);
     return _mm256_set1_epi32(quad);
 }
-/* acc: 32 sums of 16 bits, of every second product. */
+/* acc: 32 sums of 16 bits, of every second product. Left alone, gcc adds products up in a tree, for which there are
+ * not the registers.
+ */
 INLINE vi v_dot4(vi acc, vq w, const int8_t *x) {
     __m256i quad = broadcast_quad(x);
-    return (vi){_mm256_add_epi16(acc.lo, _mm256_maddubs_epi16(w.lo, quad)),
-                _mm256_add_epi16(acc.hi, _mm256_maddubs_epi16(w.hi, quad))};
+    acc.lo = _mm256_add_epi16(acc.lo, _mm256_maddubs_epi16(w.lo, quad));
+    acc.hi = _mm256_add_epi16(acc.hi, _mm256_maddubs_epi16(w.hi, quad));
+    KEEP_ORDER(acc.lo);
+    KEEP_ORDER(acc.hi);
+    return acc;
 }
 /* maddubs adds pairs with saturation at 32767: |w| * sign(w) x is at most 2 * 128 * 127 = 32512. */
 INLINE __m256i dot4_signed(__m256i acc, __m256i w, __m256i quad) {
@@ -105,7 +110,10 @@ INLINE __m256i dot4_signed(__m256i acc, __m256i w, __m256i quad) {
 }
 INLINE vi v_dot4_signed(vi acc, vq w, const int8_t *x) {
     __m256i quad = broadcast_quad(x);
-    return (vi){dot4_signed(acc.lo, w.lo, quad), dot4_signed(acc.hi, w.hi, quad)};
+    acc = (vi){dot4_signed(acc.lo, w.lo, quad), dot4_signed(acc.hi, w.hi, quad)};
+    KEEP_ORDER(acc.lo);
+    KEEP_ORDER(acc.hi);
+    return acc;
 }
 /* Each factor twice, as 16 bits. */
 INLINE __m256i load_factors(const uint8_t *p) {
