@@ -36,9 +36,19 @@ COMPILER = [
 COMPILER += ["-fexcess-precision=16", "-fno-strict-aliasing", "-fsigned-char"]
 COMPILER += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
 KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment,integer-divide-by-zero"]
-KERNEL_FLAGS += ["-fno-sanitize-recover=all", "-nodefaultlibs", "-lm", "-lc", "-lgcc"]
+KERNEL_FLAGS += [
+    "-fno-sanitize-recover=all",
+    "-fno-exceptions",
+    "-nodefaultlibs",
+    "-lm",
+    "-lc",
+    "-lgcc",
+]
 KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern", "-Wno-literal-suffix", "-Wno-attributes"]
 KERNEL_FLAGS += ["-Wno-unknown-pragmas"]
+
+if os.environ.get("LLAMAY_METAL_RACES"):
+    KERNEL_FLAGS += ["-fsanitize=thread"]  # see shim/races.h
 
 # `threadgroup T a[N], b;`: the type, then its declarators. Pointers are none of these.
 DECLARATION = re.compile(

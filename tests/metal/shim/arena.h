@@ -10,6 +10,7 @@ namespace host {
 class Arena {
 public:
     static constexpr unsigned MAX_SLOTS = 64;
+    static constexpr size_t CAPACITY = 320 * 1024;
 
     // Forgets all arrays.
     void clear() {
@@ -46,6 +47,14 @@ public:
         return nullptr;
     }
 
+    // Where the last array ends.
+    size_t used() const { return used_; }
+
+    // Of an address from the start; CAPACITY or more if it is elsewhere.
+    size_t offset(const void* address) const {
+        return static_cast<const unsigned char*>(address) - memory_;
+    }
+
 private:
     static constexpr size_t CANARY_BYTES = 64, COARSE = 256, MAX_BYTES = 256 * 1024;
     static constexpr unsigned char CANARY = 0xC7;
@@ -57,7 +66,8 @@ private:
 
     Slot slots_[MAX_SLOTS];
     size_t used_, bytes_;
-    alignas(COARSE) unsigned char memory_[MAX_BYTES + MAX_SLOTS * 2 * (COARSE + CANARY_BYTES)];
+    alignas(COARSE) unsigned char memory_[CAPACITY];
+    static_assert(CAPACITY >= MAX_BYTES + MAX_SLOTS * 2 * (COARSE + CANARY_BYTES));
 };
 
 }  // namespace host

@@ -4,6 +4,7 @@
 #include "runtime.h"
 
 #include "arena.h"
+#include "races.h"
 #include "switch.h"
 
 #include <dlfcn.h>
@@ -35,6 +36,9 @@ uint32_t random_state;
 
 unsigned char* stacks;
 Arena arena;
+Races races;
+bool races_are_watched;  // the kernel tells of its accesses
+Epoch epochs[MAX_THREADS];
 
 void (*kernel)(void* const*);
 void* const* buffers;
@@ -163,7 +167,10 @@ void start_threadgroup(Extent id) {
                          least(full.z, grid.z - start.z)};
     threadgroup_now = {id, size, size.count(), (size.count() + LANES - 1) / LANES};
     returned = at_barrier = 0;
+    if (races_are_watched) races.clear(arena.used());
     arena.clear();
+    races_are_watched = false;
+    memset(epochs, 0, sizeof epochs);
     for (unsigned i = 0; i < threadgroup_now.threads; i++) {
         Thread& thread = threads[i];
         thread.simdgroup = &simdgroups[i / LANES];
@@ -312,6 +319,11 @@ unsigned collective(Combine combine, const char* call, int line) {
     return turn;
 }
 
+void order_simdgroup(int line) {
+    epochs[current->index].simdgroup++;
+    collective(nullptr, "simdgroup_barrier", line);
+}
+
 void fail_at(const char* call, int line, const char* how) {
     record_fault(line, "%s %s", call, how);
     give_up();
@@ -327,6 +339,7 @@ void barrier(int line) {
         give_up();
     }
     barrier_line = line;
+    epochs[self.index].threadgroup++;
     if (++at_barrier != threadgroup_now.threads) return wait(AT_BARRIER);
     at_barrier = 0;
     for (unsigned i = 0; i < threadgroup_now.simdgroups; i++) simdgroups[i].ready = simdgroups[i].members;
@@ -393,6 +406,42 @@ extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(AlignmentData
                  1u << data->log2_alignment);
     give_up();
 }
+
+// What code compiled with -fsanitize=thread calls.
+static void accessed(const void* address, size_t bytes, bool writes, void* return_address) {
+    const size_t offset = arena.offset(address);
+    if (offset >= Arena::CAPACITY || !current) return;
+    races_are_watched = true;
+    for (size_t i = 0; i < bytes; i++) {
+        if (!races.access(offset + i, *current, epochs[current->index], writes)) continue;
+        fault_now->program_counter = library_offset(call_site(return_address));
+        record_fault(0, "race for threadgroup memory, %s by thread %u", writes ? "written" : "read",
+                     current->index);
+        give_up();
+    }
+}
+
+#define ACCESS(name, bytes, writes) \
+    extern "C" void name(const void* address) { accessed(address, bytes, writes, __builtin_return_address(0)); }
+#define ACCESSES(bytes)                            \
+    ACCESS(__tsan_read##bytes, bytes, false)       \
+    ACCESS(__tsan_write##bytes, bytes, true)       \
+    ACCESS(__tsan_unaligned_read##bytes, bytes, false) \
+    ACCESS(__tsan_unaligned_write##bytes, bytes, true)
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)
+extern "C" void __tsan_read_range(const void* address, size_t bytes) {
+    accessed(address, bytes, false, __builtin_return_address(0));
+}
+extern "C" void __tsan_write_range(const void* address, size_t bytes) {
+    accessed(address, bytes, true, __builtin_return_address(0));
+}
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
 
 // Runs a kernel once. fault: zeroed
 extern "C" void host_launch(void (*run)(void* const*), void* const* arguments, const Launch* launch,

@@ -91,6 +91,9 @@ unsigned collective(Combine combine, const char* call, int line);
 // Ends the launch with a fault: this call, in this line, is wrong in this way.
 [[noreturn]] void fail_at(const char* call, int line, const char* how);
 
+// Waits for the lanes of the simdgroup, and orders their accesses to memory.
+void order_simdgroup(int line);
+
 // Waits for all threads of the threadgroup.
 void barrier(int line);
 

@@ -28,7 +28,7 @@ inline void threadgroup_barrier(mem_flags flags, AT) {
 
 inline void simdgroup_barrier(mem_flags flags, AT) {
     if (flags == mem_flags::mem_none) return meet_at_random("simdgroup_barrier", line);
-    host::collective(nullptr, "simdgroup_barrier", line);
+    host::order_simdgroup(line);
 }
 
 // ---- one value per lane
