@@ -88,7 +88,7 @@ class LlamayApp(App[None]):
         self.set_keymap(self.keymap)
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 loop.add_signal_handler(number, self._signalled, number)
         await self.push_screen(self.main)
         for problem in problems:
@@ -162,7 +162,7 @@ class LlamayApp(App[None]):
                 self.goodbye = session.close()
 
     def _signalled(self, number: int) -> None:
-        """SIGTERM, SIGHUP: saving must not wait for a terminal that may be gone."""
+        """A signal to end: saving must not wait for a terminal that may be gone."""
         self.exit_code = 128 + number
         self.main.release()
         threading.Thread(target=self._save_and_leave, name="llamay-save", daemon=True).start()

@@ -32,12 +32,12 @@ def status(session: "Session", last: int | None, running: Running | None) -> lis
     if running and running.tokens_per_s is not None:
         parts.append(rate(running.tokens_per_s))
     nodes = list(session.tree.nodes.values())  # a copy: other threads add nodes
-    states = [node.state for node in nodes if not node.hidden and node.id != last]
-    if others := states.count("reading") + states.count("writing"):
+    states = {node.id: node.state for node in nodes if not node.hidden}
+    if others := sum(states[id] in ("reading", "writing") for id in states if id != last):
         parts.append(f"{others} more running")
-    if queued := states.count("queued"):
+    if queued := list(states.values()).count("queued"):
         parts.append(f"{queued} queued")
-    if any(node.state in describe.RUNNING and not node.hidden for node in nodes):
+    if any(state in describe.RUNNING for state in states.values()):
         parts.append("Esc Stop")
     return parts
 

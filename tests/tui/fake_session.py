@@ -137,6 +137,10 @@ class FakeSession:
             for listener in self._listeners:
                 listener(event)
 
+    @property
+    def all_told(self) -> bool:
+        return self._events.empty()
+
     def _apply(self, record: Record) -> tuple[int, ...]:
         with self._lock:
             changed = self.tree.apply(record)

@@ -59,7 +59,13 @@ class Driver:
     async def quiet(self) -> None:
         """Waits until nothing is written and all of it is shown."""
         await self.until(lambda: not busy(self.session))
-        await self.pilot.pause(0.08)  # two updates
+        await self.told()
+
+    async def told(self) -> None:
+        """Waits until all that the session told is on the screen."""
+        for _ in range(2):  # what the journal's thread has in hand is in neither queue
+            await self.until(lambda: self.session.all_told and not self.app.bridge._waiting)
+            await self.pilot.pause(0.02)
 
     def screen_text(self) -> str:
         """What is on the screen, without colours."""

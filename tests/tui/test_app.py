@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from textual.command import CommandPalette
 
 from llamay.errors import HubError
 from llamay.tui.app import LlamayApp
+from llamay.tui.confirm import Confirm
 from llamay.tui.help import Reading
 from llamay.tui.keys import APP, MAIN
 from llamay.tui.session_switcher import SessionSwitcher
@@ -63,10 +65,11 @@ def test_every_command_is_in_the_palette_and_runs():
             "Redo what was undone",
         }  # none of these applies to the current turn
         await d.press("ctrl+p")
-        await d.pilot.pause(0.2)
+        await d.until(lambda: isinstance(d.app.screen, CommandPalette))
         for key in "light or dark":
             await d.pilot.press("space" if key == " " else key)
-        await d.pilot.pause(0.5)
+        await d.until(lambda: d.screen_text().count("Light or dark") == 1)
+        await d.pilot.pause(0.3)
         await d.press("enter")
         await d.until(lambda: d.app.theme == "llamay-light")
 
@@ -117,7 +120,8 @@ def test_switching_sessions_saves_the_one_that_was_open(tmp_path: Path):
         assert host.opened == [(None, None), ("other", None)]
         assert "other" in d.screen_text().splitlines()[0]
         first.notice("late news of the old session")
-        await d.pilot.pause(0.1)
+        await d.until(lambda: first.all_told)
+        await d.told()
         assert not any("late news" in notice for notice in d.notices())
 
     drive(scenario, host=host)
@@ -142,7 +146,7 @@ def test_a_read_only_session_offers_this_model_and_changes_nothing_before():
     session.continue_with_model = lambda: setattr(session, "read_only", None)
 
     async def scenario(d: Driver) -> None:
-        await d.pilot.pause(0.1)
+        await d.until(lambda: isinstance(d.app.screen, Confirm))
         assert not d.main.check_action("fork", ())
         await d.press("y")
         assert session.read_only is None

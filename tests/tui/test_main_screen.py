@@ -52,9 +52,8 @@ def test_a_message_to_an_answer_that_is_written_waits_for_it_and_the_draft_stays
         await d.until(lambda: session.tree.node(2).state == "writing")
         await d.write("Two?")
         d.regions.editor.text = "a draft"
-        await d.pilot.pause(0.1)
+        await d.until(lambda: "1 queued" in d.screen_text())
         assert session.tree.node(4).state == "queued"
-        assert "1 queued" in d.screen_text()
         session.gate.set()
         await d.quiet()
         assert [session.tree.node(id).state for id in (2, 4)] == ["done", "done"]
@@ -369,14 +368,11 @@ def test_narrow_screens_show_one_region_and_tab_goes_round():
         assert shown() == ["talk-region"]
         assert d.regions.transcript.has_focus
         await d.press("i")
-        await d.pilot.pause(0.1)
-        assert shown() == ["state-region"]
+        await d.until(lambda: shown() == ["state-region"])
         await d.press("i")
-        await d.pilot.pause(0.1)
-        assert len(shown()) == 1
+        await d.until(lambda: len(shown()) == 1 and shown() != ["state-region"])
         await d.pilot.resize_terminal(130, 30)
-        await d.pilot.pause(0.1)
-        assert shown() == ["tree-region", "talk-region"]
+        await d.until(lambda: shown() == ["tree-region", "talk-region"])
 
     drive(scenario, session, size=NARROW)
 
@@ -387,7 +383,6 @@ def test_any_size_is_drawn(size):
         await d.press("tab", "tab", "tab")
         assert d.screen_text()
         await d.pilot.resize_terminal(80, 24)
-        await d.pilot.pause(0.1)
-        assert ANSWER.split()[-1] in d.screen_text()
+        await d.until(lambda: ANSWER.split()[-1] in d.screen_text())
 
     drive(scenario, branched(), size=size)

@@ -34,7 +34,7 @@ def test_nothing_in_a_text_is_obeyed(text):
 
     async def scenario(d: Driver) -> None:
         session.notice(HOSTILE, "error")
-        await d.pilot.pause(0.1)
+        await d.told()
         await d.press("escape", "o")
         for _ in range(2):
             for strip in d.app.screen._compositor.render_strips():

@@ -33,7 +33,7 @@ def rows(svg: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 async def compare(driver: Driver, name: str) -> None:
-    await driver.pilot.pause(0.1)
+    await driver.told()
     svg = driver.app.export_screenshot(title="llamay")
     file = FOLDER / f"{name}.svg"
     if os.environ.get("LLAMAY_UPDATE_SNAPSHOTS"):
