@@ -7,10 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llamay.engine import Branch, Engine, Request
-from llamay.errors import BudgetError, LlamayError, SnapshotError
+from llamay.errors import LlamayError
 from llamay.events import (
     AnswerEnded,
     AnswerFailed,
@@ -20,24 +19,15 @@ from llamay.events import (
     SessionEvent,
     TreeChanged,
 )
-from llamay.kv import Context
 from llamay.session.answers import Answers, sampling_params
+from llamay.session.finding import Finder, Found
 from llamay.session.folder import SessionFolder
 from llamay.session.node import Node
 from llamay.session.prompts import Prompts
-from llamay.session.records import RUNNING, AppendIds, NodeState, Record, SetSegments, SetState
+from llamay.session.records import RUNNING, AppendIds, NodeState, Record, SetState
 from llamay.session.saver import Saver
-from llamay.session.states import States, saved
+from llamay.session.states import States
 from llamay.session.writing import Writer
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What there is of a history; memory, disk: tokens found there."""
-
-    branch: Branch
-    memory: int
-    disk: int
 
 
 class Runner:
@@ -59,8 +49,7 @@ class Runner:
         self._states = states
         self._saver = saver
         self._engine = engine
-        self._folder = folder
-        self._weights = weights
+        self._finder = Finder(writer, states, engine, folder, weights)
         self._prompts = Prompts(engine.model, weights, self._tree.info.created)
         self._wake = threading.Condition()
         self._jobs: deque[tuple[int, ...]] = deque()
@@ -68,7 +57,6 @@ class Runner:
         self._bare: deque[int] | None = deque()  # leaves to bring back; None: to be looked up
         self._looked_at: frozenset[int] = frozenset()
         self._closing = False
-        self._warned: set[str] = set()
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self._thread = threading.Thread(target=self._run, name="llamay-session", daemon=True)
         self._thread.start()
@@ -195,7 +183,7 @@ class Runner:
         with self._writer.lock:
             first = self._tree.node(ids[0])
             history = self._tree.history(first.id if first.ids else user)
-        state = self._state(first.id if first.ids else user, history)
+        state = self._finder.find(first.id if first.ids else user, history)
         exact = state.branch.context.numerics == self._engine.cache.numerics
         known = 0 if exact else state.branch.length
         with self._writer.lock:
@@ -227,7 +215,7 @@ class Runner:
             )
             self._states.begin(answers)
 
-    def _announce(self, nodes: Sequence[Node], state: _State, length: int) -> None:
+    def _announce(self, nodes: Sequence[Node], state: Found, length: int) -> None:
         records: list[Record] = []
         events: list[SessionEvent] = []
         rest = length - state.memory - state.disk
@@ -236,72 +224,6 @@ class Runner:
             events.append(AnswerStarted(node.id, state.memory, state.disk, rest))
         events.append(TreeChanged(tuple(node.id for node in nodes)))
         self._writer.change(*records, events=events)
-
-    def _state(self, id: int, history: Sequence[int], *, gentle: bool = False) -> _State:
-        """Finds a turn's history in memory and on disk.
-
-        gentle: reads nothing for which something else would have to go
-        """
-        context = self._in_memory(id, history)
-        memory = context.length
-        while True:
-            with self._writer.lock:
-                on_disk = saved(self._tree, id, self._weights)
-            end = min(on_disk.end, len(history))  # the turn may have got more meanwhile
-            if end <= context.length or (gentle and not self._fits(end - memory)):
-                break
-            refs = [ref for ref in on_disk.segments if ref.start < end]
-            paths = [self._folder.segments.path(ref.name) for ref in refs]
-            try:
-                extended = self._engine.extend(context, paths, history[:end], key=self._folder.key)
-            except BudgetError:
-                break  # the engine gives the figures if there is no other way
-            except SnapshotError as error:
-                if not self._drop_damaged(id, error):
-                    break
-                continue
-            if extended.warning:
-                self._warn(extended.warning)
-            self._engine.cache.retain(context)
-            break
-        return _State(self._engine.branch(context), memory, context.length - memory)
-
-    def _in_memory(self, id: int, history: Sequence[int]) -> Context:
-        """What any context holds of a history; one that others' numerics made if it holds more."""
-        self._states.remember(id)
-        context = self._engine.cache.match(history)
-        beginning = self._states.beginning(id)
-        if beginning is None or beginning.length <= context.length:
-            return context
-        context.close()
-        beginning.truncate(min(beginning.length, len(history)))
-        return beginning
-
-    def _fits(self, tokens: int) -> bool:
-        free, _ = self._engine.cache.room()
-        needed = -(-tokens // self._engine.cache.store.layout.page_tokens) + 1
-        return free is None or needed <= free
-
-    def _drop_damaged(self, id: int, error: SnapshotError) -> bool:
-        """Forgets the segment that an error names; False if it names none of the turn's."""
-        with self._writer.lock:
-            for node in map(self._tree.node, self._tree.path(id)):
-                for ref in node.segments:
-                    if str(error).startswith(f"{self._folder.segments.path(ref.name)}: "):
-                        rest = tuple(other for other in node.segments if other is not ref)
-                        tokens = ref.end - ref.start
-                        notice = f"{error}; the text is whole, {tokens:,} tokens are read again"
-                        self._writer.change(
-                            SetSegments(node.id, rest), events=[Notice(notice, "warning")]
-                        )
-                        return True
-        self._warn(str(error))
-        return False
-
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self._writer.tell(Notice(sentence, "warning"))
 
     def _fail(self, job: Sequence[int], error: Exception) -> None:
         known = isinstance(error, LlamayError)
@@ -398,17 +320,17 @@ class Runner:
         if node is not None:
             self._restore(node)
 
-    def _restore(self, node: int) -> _State | None:
+    def _restore(self, node: int) -> Found | None:
         """Keeps a leaf's context again, as far as it is in memory or on disk."""
         try:
             with self._writer.lock:
                 if not (self._tree.visible(node) and self._states.is_bare(node)):
                     return None
                 history = self._tree.history(node)
-            state = self._state(node, history, gentle=True)
+            state = self._finder.find(node, history, gentle=True)
             self._states.keep_restored(node, state.branch)
             self._states.park(node)
             return state
         except Exception as error:  # whatever it is, the branch is computed when it is needed
-            self._warn(str(error))
+            self._finder.warn(str(error))
             return None

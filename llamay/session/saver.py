@@ -238,10 +238,9 @@ class Saver:
         """A context of the first `length` tokens of a turn's history, if memory has them."""
 
         def fork() -> Context | None:
-            context = self._states.source(node)
-            if context is None or context.length < length:
+            fork = self._states.beginning(node)
+            if fork is None or fork.length < length:
                 return None
-            fork = context.fork()
             fork.truncate(length)
             return fork
 

@@ -247,12 +247,36 @@ def test_state_is_found_for_a_history_that_has_grown_since(engine: Engine, tmp_p
     assert running is not None
     running.states.close()
     engine.cache.clear_tree()
-    state = running.runner._state(second, earlier)
+    state = running.runner._finder.find(second, earlier)
     assert list(state.branch.tokens) == earlier
     assert state.disk == len(earlier)
     state.branch.close()
     session.close()
     assert ear.of(Notice) == []
+
+
+def test_a_sibling_of_the_same_length_is_never_saved_in_place_of_a_turn(
+    engine: Engine, tmp_path: Path
+) -> None:
+    session, ear = create(tmp_path, engine)
+    _, (first, second) = session.send("hello", n=2)
+    ear.wait_ended(first, second)
+    running = session._running
+    assert running is not None
+    states, length = running.states, session.tree.length(first)
+    assert session.tree.length(second) == length
+    with session._lock:  # nobody brings it back meanwhile
+        states._kept.pop(first).close()
+        beginning = states.beginning(first)
+    assert beginning is not None
+    assert list(beginning.tokens) == session.tree.history(first)[: beginning.length]
+    assert beginning.length < length
+    beginning.close()
+    fork = running.saver._fork(first, length)  # from what the cache has still
+    assert fork is not None
+    assert list(fork.tokens) == session.tree.history(first)
+    fork.close()
+    session.close()
 
 
 def test_segments_that_are_gone_are_told_and_read_again(
