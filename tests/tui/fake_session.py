@@ -109,7 +109,7 @@ class FakeSession:
         self.looked_at: list[int] = []
         self.calls: list[tuple[object, ...]] = []
         self.closed = False
-        self._listeners: list[Callable[[SessionEvent], None]] = []
+        self.listeners: list[Callable[[SessionEvent], None]] = []
         self._events: queue.SimpleQueue[SessionEvent | None] = queue.SimpleQueue()
         self._vocabulary: dict[str, int] = {}
         self._stopping: set[int] = set()
@@ -124,7 +124,7 @@ class FakeSession:
     # events
 
     def subscribe(self, listener: Callable[[SessionEvent], None]) -> None:
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     def emit(self, event: SessionEvent) -> None:
         self._events.put(event)
@@ -134,7 +134,7 @@ class FakeSession:
 
     def _tell(self) -> None:
         while (event := self._events.get()) is not None:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener(event)
 
     @property
