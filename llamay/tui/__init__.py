@@ -40,5 +40,7 @@ def _say_goodbye(app: LlamayApp) -> None:
         duration(goodbye.seconds),
     ]
     print(f"saved {one_line(app.last_name)}: {', '.join(figures)}")
+    if goodbye.problem:
+        print(f"but {one_line(goodbye.problem)}")
     print(f"resume with:  {goodbye.command}")
     sys.stdout.flush()
