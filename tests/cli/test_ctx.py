@@ -290,7 +290,7 @@ def test_a_context_that_is_full_is_told(
     assert f"the context holds {len(size) + 3} tokens, and {len(size) + 5} are needed" in said
     small = ("--ctx-mem-budget", "20K", "--page-tokens", 16)
     said = sentence(1, "ctx", "resume", "-m", model, "-i", file, *small)
-    assert "the context memory budget has 16384 left" in said
+    assert "holds 2 pages of 8192 bytes, 2 of them are left, and 5 are needed" in said
 
 
 # Models that are not the one.
