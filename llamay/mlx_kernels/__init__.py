@@ -43,7 +43,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,25 @@ class Logits:
 
 
 Operation: TypeAlias = Embed | AttentionInput | Attention | AttentionOutput | FeedForward | Logits
+
+
+def matrices(operation: Operation) -> tuple[Tensor, ...]:
+    """The weights of an operation that rows are multiplied with, or looked up in."""
+    match operation:
+        case Embed():
+            return (operation.table,)
+        case AttentionInput():
+            return (operation.query, operation.key, operation.value)
+        case Attention():
+            return ()
+        case AttentionOutput():
+            return (operation.weights,)
+        case FeedForward():
+            return (operation.gate, operation.up, operation.down)
+        case Logits():
+            return (operation.head,)
+        case _:
+            assert_never(operation)
 
 
 @dataclass(frozen=True, slots=True)

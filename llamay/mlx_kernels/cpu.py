@@ -35,6 +35,7 @@ from llamay.mlx_kernels import (
     _cpu,
     c_layout,
     check_rows,
+    matrices,
 )
 
 ALIGNMENT = 64
@@ -197,7 +198,7 @@ class _PackedWeights:
     """The program's matrices, packed into one anonymous mapping, huge pages where there are any."""
 
     def __init__(self, program: Program, threads: int) -> None:
-        tensors = {id(t): t for operation in program.operations for t in _matrices(operation)}
+        tensors = {id(t): t for operation in program.operations for t in matrices(operation)}
         offsets, total = {}, 0
         for key, tensor in tensors.items():
             offsets[key] = total
@@ -248,25 +249,6 @@ def _release(view: memoryview) -> None:
 
 def _address(buffer: memoryview | mmap.mmap) -> int:
     return np.frombuffer(buffer, dtype=np.uint8).ctypes.data
-
-
-def _matrices(operation: Operation) -> tuple[Tensor, ...]:
-    """The weights of an operation that are packed."""
-    match operation:
-        case Embed():
-            return (operation.table,)
-        case AttentionInput():
-            return (operation.query, operation.key, operation.value)
-        case Attention():
-            return ()
-        case AttentionOutput():
-            return (operation.weights,)
-        case FeedForward():
-            return (operation.gate, operation.up, operation.down)
-        case Logits():
-            return (operation.head,)
-        case _:
-            assert_never(operation)
 
 
 def _vector(tensor: Tensor) -> bytes:

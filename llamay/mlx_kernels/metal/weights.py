@@ -1,7 +1,6 @@
 """A program's tensors as MLX arrays: matrices as bytes of the file, vectors as float32."""
 
 from dataclasses import dataclass
-from typing import assert_never
 
 import mlx.core as mx
 import numpy as np
@@ -9,15 +8,12 @@ import numpy as np
 from llamay.errors import UnsupportedModelError
 from llamay.formats import Format, Tensor
 from llamay.mlx_kernels import (
-    Attention,
     AttentionInput,
-    AttentionOutput,
-    Embed,
     FeedForward,
     Float32Array,
     Logits,
-    Operation,
     Program,
+    matrices,
 )
 
 UNIT = 16  # columns of a row of weights that a lane takes at once
@@ -42,7 +38,7 @@ class Weights:
         self._vectors: dict[int, mx.array] = {}
         self._biases: dict[int, mx.array | None] = {}
         for operation in program.operations:
-            for tensor in _matrices(operation):
+            for tensor in matrices(operation):
                 if id(tensor) not in self._matrices:
                     self._matrices[id(tensor)] = _matrix(tensor)
             if isinstance(operation, AttentionInput | FeedForward | Logits):
@@ -61,24 +57,6 @@ class Weights:
     def bias(self, layer: int) -> mx.array | None:
         """[query, key and value outputs] float32, or None if the layer has no bias."""
         return self._biases[layer]
-
-
-def _matrices(operation: Operation) -> tuple[Tensor, ...]:
-    match operation:
-        case Embed():
-            return (operation.table,)
-        case AttentionInput():
-            return (operation.query, operation.key, operation.value)
-        case Attention():
-            return ()
-        case AttentionOutput():
-            return (operation.weights,)
-        case FeedForward():
-            return (operation.gate, operation.up, operation.down)
-        case Logits():
-            return (operation.head,)
-        case _:
-            assert_never(operation)
 
 
 def _matrix(tensor: Tensor) -> Matrix:
