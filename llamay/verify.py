@@ -208,11 +208,11 @@ class _Checks:
                     session.resume(answer)
                 _wait(session, lambda: session.tree.node(answer).state == "done")
                 history = session.tree.history(answer)
-                prefilled = engine.counters.prefilled_tokens
+                restored = engine.counters.restored_tokens
                 found = engine.call(lambda: self._logits_after(engine.cache, history))
                 session.close()
         expected = self._engine.call(lambda: self._logits_after(self._cache(), history))
-        detail = f"{len(history)} tokens, {prefilled} of them read again"
+        detail = f"{len(history)} tokens, {restored} of them from files"
         return self._exact(name, found, against=expected, detail=detail)
 
     # --- measured rows ---

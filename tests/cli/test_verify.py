@@ -10,7 +10,7 @@ from tests.tiny_models import TinyConfig, write_tiny_model
 
 Run = Callable[..., tuple[int, str, str]]
 
-EXACT_ROWS = 9
+EXACT_ROWS = 10
 
 
 @pytest.fixture(scope="module")
