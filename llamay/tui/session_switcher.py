@@ -44,7 +44,7 @@ class SessionSwitcher(ModalScreen[str | None]):
         self._catalog = Catalog(home)
         self._current = current
         self._key = key
-        self._entries: list[Entry] = []
+        self._entries: list[Entry] | None = None  # until they are read
         self._by_name: dict[str, Entry] = {}
 
     def compose(self) -> ComposeResult:
@@ -75,6 +75,8 @@ class SessionSwitcher(ModalScreen[str | None]):
     @on(Input.Changed)
     def _list(self) -> None:
         """Lists what passes the filter, the cursor on the session where it was."""
+        if self._entries is None:
+            return
         options = self.query_one(PickList)
         chosen = self._chosen.name if self._chosen else self._current
         words = self.query_one(Input).value.casefold().split()
@@ -171,7 +173,7 @@ class SessionSwitcher(ModalScreen[str | None]):
     @work
     async def action_new(self) -> None:
         """Asks for a name, and ends with it."""
-        numbers = (f"session-{number}" for number in count(len(self._entries) + 1))
+        numbers = (f"session-{number}" for number in count(len(self._by_name) + 1))
         free = next(name for name in numbers if name not in self._by_name)
         name = await self.app.push_screen_wait(AskLine("Name of the new session", free))
         if name is not None:
