@@ -26,7 +26,11 @@ class Tmux:
         self._run("kill-server", check=False)
         variables = [f"{name}={value}" for name, value in environment.items()]
         line = shlex.join(["exec", "env", *variables, *command])
-        self._run("new-session", "-d", *self._size, line)
+        # A server that is ending still answers, and takes no session.
+        deadline = time.monotonic() + 10
+        while (done := self._call("new-session", "-d", *self._size, line)).returncode:
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.1)
 
     @property
     def pid(self) -> int:
@@ -73,17 +77,20 @@ class Tmux:
         self._run("kill-server", check=False)
 
     def _run(self, *arguments: str, check: bool = True) -> str:
+        done = self._call(*arguments)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         # Given, not inherited: readline has put this process's COLUMNS and LINES there.
         environment = dict(os.environ)
-        done = subprocess.run(
+        return subprocess.run(
             [*self._command, *arguments],
             env=environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout
 
 
 @contextmanager
