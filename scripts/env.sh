@@ -75,23 +75,27 @@ fingerprint() {
     cksum pyproject.toml llamay/mlx_kernels/csrc/*
 }
 
-# setup NAME [GROUP]: makes the environment and installs llamay, and the dependency group GROUP,
+# setup [GROUP]: makes the environment and installs llamay, and the dependency group GROUP,
 # unless that was done before and nothing has changed since.
 setup() {
-    local stamp=$VENV/.llamay-$1 wanted
+    local stamp=$VENV/.llamay wanted
     wanted=$(fingerprint)
-    if ! "$PYTHON" -c '' 2>/dev/null; then
-        make_venv
-    elif [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-        return
+    "$PYTHON" -c '' 2>/dev/null || make_venv
+    if ! up_to_date "$stamp" "$wanted"; then
+        need_compiler
+        say "installing into .venv (some minutes the first time)"
+        # pip learnt dependency groups in 25.1.
+        pip_install --upgrade "pip>=25.1"
+        pip_install --editable .
+        echo "$wanted" >"$stamp"
     fi
-    need_compiler
-    say "installing into .venv (about a minute the first time)"
-    # pip learnt dependency groups in 25.1.
-    pip_install --upgrade "pip>=25.1"
-    pip_install --editable . ${2:+--group "$2"}
-    echo "$wanted" >"$stamp"
+    if [ -n "${1:-}" ] && ! up_to_date "$stamp-$1" "$wanted"; then
+        pip_install --group "$1"
+        echo "$wanted" >"$stamp-$1"
+    fi
 }
+
+up_to_date() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
 # pip_install ARGUMENT...: shows what pip says only if it fails; then the script ends.
 pip_install() {
