@@ -16,14 +16,29 @@ die() {
 # may_apt: whether Debian packages can be installed here.
 may_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
+# alone COMMAND...: runs it when no other script installs something.
+alone() {
+    if [ -n "${LLAMAY_ALONE:-}" ] || ! command -v flock >/dev/null; then
+        "$@"
+        return
+    fi
+    mkdir -p "$ROOT/build"
+    (
+        flock 8
+        LLAMAY_ALONE=1 "$@"
+    ) 8>"$ROOT/build/.installing"
+}
+
 # install_debian PACKAGE...: installs them where it may; fails if it may not or cannot.
 install_debian() {
     may_apt || return 1
     say "installing Debian packages: $*"
-    {
-        apt-get update -qq || true # an old list of packages may do
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
-    } >&2
+    alone apt_install "$@" >&2
+}
+
+apt_install() {
+    apt-get update -qq || true # an old list of packages may do
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
 # find_python: prints the first Python that is new enough.
@@ -77,7 +92,9 @@ fingerprint() {
 
 # setup [GROUP]: makes the environment and installs llamay, and the dependency group GROUP,
 # unless that was done before and nothing has changed since.
-setup() {
+setup() { alone install_llamay "$@"; }
+
+install_llamay() {
     local stamp=$VENV/.llamay wanted
     wanted=$(fingerprint)
     "$PYTHON" -c '' 2>/dev/null || make_venv
