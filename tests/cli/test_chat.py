@@ -222,6 +222,7 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, step: int, *, committed: bool)
     assert main is not None
 
     def interrupt(control: Control) -> None:
+        time.sleep(0.5)  # what was told before is printed
         signal.pthread_kill(main, signal.SIGINT)
         end = time.monotonic() + 10
         while not control.cancelled and time.monotonic() < end:
