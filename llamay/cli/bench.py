@@ -64,7 +64,7 @@ def _header(engine: "Engine") -> dict[str, Any]:
     kernels = engine.model.decoder.kernels
     return {
         "version": version("llamay"),
-        "model": engine.model.decoder.spec.name,
+        "model": engine.model.name,
         "threads": kernels.threads,
         "kernels": kernels.name,
         "kv": engine.cache.store.layout.precision.value,

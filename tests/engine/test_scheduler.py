@@ -1,6 +1,7 @@
 """Requests that share the engine: none changes another, and each ends by itself."""
 
 import random
+import statistics
 import threading
 import time
 from dataclasses import replace
@@ -417,8 +418,8 @@ def test_many_answers_take_turns(engine: Engine) -> None:
 
 
 @pytest.mark.model
-def test_a_prompt_that_is_known_whole_answers_at_once(default_model_path: Path) -> None:
-    """A fifth of a second here: the suite's machines are busy. A quiet one takes a few ms."""
+@pytest.mark.timing
+def test_a_prompt_that_is_known_whole_answers_within_50_ms(default_model_path: Path) -> None:
     engine = Engine.load(str(default_model_path))
     ids = engine.model.encode_prompt("A context is a value. " * 60)
     engine.prefill(ids)
@@ -430,7 +431,7 @@ def test_a_prompt_that_is_known_whole_answers_at_once(default_model_path: Path) 
         seconds.append(time.perf_counter() - start)
         events.close()
     assert engine.counters.prefilled_tokens == len(ids)
-    assert min(seconds) < 0.2
+    assert statistics.median(seconds) < 0.05
 
 
 def test_answers_go_on_while_a_branch_is_saved_and_restored(engine: Engine, tmp_path: Path) -> None:
