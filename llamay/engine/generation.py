@@ -60,6 +60,7 @@ class Generation:
         self.stopped: set[int] = set()  # branches that are cancelled by themselves
         self.on_cancel: Callable[[], object] = lambda: None
         self.on_done: Callable[[], object] = lambda: None
+        self.continues_given = contexts is not None  # then they stay whatever happens
         # A request waits (no contexts), reads (one context and tokens left), then writes.
         self.contexts = list(contexts or ())
         self.unread: Sequence[int] = request.ids

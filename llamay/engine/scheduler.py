@@ -153,6 +153,7 @@ class Scheduler:
             generation.cached = context.length
             self.counters.matched_tokens += context.length
             generation.unread = request.ids[context.length :]
+        generation.contexts = [context]
         needed = context.length + len(generation.unread)
         if needed > self._context_size:
             raise ContextFullError(
@@ -160,7 +161,6 @@ class Scheduler:
                 "use a larger --ctx-size or a shorter text"
             )
         context.reserve(len(generation.unread))
-        generation.contexts = [context]
 
     def _answer_parts(self) -> list[_Part]:
         """The next token of every answer; of too many, those that waited for longest."""
@@ -268,9 +268,7 @@ class Scheduler:
             for event in events:
                 generation.listener(event)
         except Exception as error:
-            generation.error = error
-            for answer in generation.answers:
-                answer.fail(error)
+            self._failed(generation, error)
         reading = generation.error is None and (generation.unread or not generation.branches)
         if not reading and all(answer.ended for answer in generation.answers):
             self._finish(generation)
@@ -291,8 +289,9 @@ class Scheduler:
         generation.error = error
         if generation.answers:
             return [event for a in generation.answers if not a.ended for event in a.fail(error)]
-        for context in generation.contexts:
-            context.close()
+        if not generation.continues_given:
+            for context in generation.contexts:
+                context.close()
         generation.unread = ()
         return [Failed(index, error) for index in range(max(1, len(generation.request.params)))]
 
@@ -332,9 +331,12 @@ def _advance(parts: Sequence[_Part], logits: Float32Array) -> dict[Generation, l
     for part in parts:
         own = logits[row : row + part.rows.logits]
         row += part.rows.logits
+        context = part.rows.context
+        before = context.length - len(part.rows.tokens)
         try:
             events = part.advance(own)
         except Exception as error:
+            context.truncate(before)  # nothing of the step was told
             events = part.fail(error)
         told.setdefault(part.generation, []).extend(events)
     return told

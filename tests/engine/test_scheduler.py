@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from llamay.engine import Engine, Generation, Request
-from llamay.errors import BudgetError, EngineStoppedError, NumericsError
+from llamay.engine.answer import Answer
+from llamay.errors import BudgetError, ContextFullError, EngineStoppedError, NumericsError
 from llamay.events import Event, Finished, PrefillProgress, TextDelta
 from llamay.mlx_kernels import Control
 from llamay.model.decoder import Decoder, Rows
@@ -318,6 +319,55 @@ def test_a_listener_that_raises_ends_its_request_only(engine: Engine) -> None:
     wait(bad)
     assert isinstance(bad.error, RuntimeError)
     assert good.told[0].tokens == 30
+
+
+def test_what_cannot_be_taken_up_ends_its_answer_where_the_step_before_ended(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error after a step was computed and before it was told."""
+    expected = answer(engine, [7, 2, 3], PARAMS)
+    engine.cache.clear_tree()
+    commit = Answer._commit
+
+    def failing(self: Answer, logits: Any) -> str:
+        if self.context.tokens[0] == 99 and len(self._ids) == 10:
+            raise RuntimeError("a bug")
+        return commit(self, logits)
+
+    monkeypatch.setattr(Answer, "_commit", failing)
+    good, bad = Listener(), Listener()
+    wait(
+        engine.submit(Request([7, 2, 3], (PARAMS,)), good),
+        generation := engine.submit(Request([99, 2, 3], (PARAMS,)), bad),
+    )
+    assert good.told[0] == expected
+    assert isinstance(bad.told[0].error, RuntimeError)
+    assert list(generation.branches[0].tokens) == [99, 2, 3, *bad.told[0].ids]
+    assert len(bad.told[0].ids) == 10
+    engine.cache.check()
+
+
+def test_branches_that_were_given_stay_when_nothing_was_begun(engine: Engine) -> None:
+    """Cancelled, or the engine closed, before the first step."""
+    branches = engine.prefill(prompt_ids(40)).fork(2)
+    generation = Generation(
+        Request((), (PARAMS,) * 2), Listener(2), [branch.context for branch in branches]
+    )
+    generation.cancel()
+    engine.call(lambda: engine._scheduler.add(generation))
+    wait(generation)
+    assert [list(branch.tokens) for branch in branches] == [prompt_ids(40)] * 2
+    engine.cache.check()
+
+
+def test_a_refused_request_holds_no_page(tiny_path: Path) -> None:
+    engine = Engine.load(str(tiny_path), page_tokens=16, context_size=60)
+    engine.prefill(prompt_ids(50)).close()
+    with pytest.raises(ContextFullError) as caught:
+        engine.prefill([*prompt_ids(50), *prompt_ids(20, seed=2)])
+    engine.cache.clear_tree()
+    assert engine.cache.live_pages == 0, "what it had found is still held"
+    assert "60 tokens, and 70 are needed" in str(caught.value)
 
 
 def test_the_budget_refuses_with_figures_and_the_rest_goes_on(tiny_path: Path) -> None:
