@@ -115,6 +115,9 @@ class LlamayApp(App[None]):
             session = self.host.open(name, model, self._told)
         except (LlamayError, OSError) as error:
             self.call_from_thread(self._open_failed, str(error))
+        except Exception as error:  # the interface stays, whatever a file can make happen
+            sentence = f"unexpected {type(error).__name__}: {error}"
+            self.call_from_thread(self._open_failed, sentence)
         else:
             self.call_from_thread(self._opened, session)
 

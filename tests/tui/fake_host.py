@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from llamay.errors import LlamayError
 from tests.tui.fake_session import FakeSession
 
 
@@ -14,7 +13,7 @@ class FakeHost:
         self.model = "smollm2:135m"
         self.remark = ""
         self.session = session or FakeSession()
-        self.fails: LlamayError | None = None
+        self.fails: Exception | None = None
         self.opened: list[tuple[str | None, str | None]] = []
 
     @property

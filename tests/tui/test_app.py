@@ -19,13 +19,22 @@ from .fake_session import FakeSession
 from .main_app import NARROW, Driver, branched, drive
 
 
-def test_what_cannot_be_opened_is_said_and_the_screen_stays_usable(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (HubError("no model 'x' here; `llamay pull x` fetches it"), "no model 'x' here"),
+        (TypeError("a bug"), "unexpected TypeError: a bug"),
+    ],
+)
+def test_what_cannot_be_opened_is_said_and_the_screen_stays_usable(
+    tmp_path: Path, error: Exception, said: str
+):
     host = FakeHost(tmp_path)
-    host.fails = HubError("no model 'x' here; `llamay pull x` fetches it")
+    host.fails = error
 
     async def scenario(d: Driver) -> None:
         await d.until(lambda: bool(d.notices()))
-        assert "no model 'x' here" in d.screen_text()
+        assert said in d.screen_text()
         await d.press("h", "i")
         assert d.regions.editor.text == "hi"
         await d.press("f1")
