@@ -137,7 +137,7 @@ def _group(ctx: click.Context) -> None:
     """Language models on this machine, for people who think in branches.
 
     Without a command, the terminal interface starts, or a plain chat where there is no terminal;
-    `llamay --session --help` lists its flags.
+    `llamay --plain --help` lists its flags.
     """
     if ctx.invoked_subcommand is None:
         start = _load(START)

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamay.cli.answers import prompt_text, read_prompt, stream_answers
-from llamay.cli.options import ModelOptions, model_flags, sampling_flags
+from llamay.cli.options import ModelOptions, key_flag, model_flags, read_key, sampling_flags
 from llamay.cli.output import format_bytes, format_time, print_json, printable, say
 from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Branch, Engine
-    from llamay.kv.snapshot import Header, Key, SnapshotInfo
+    from llamay.kv.snapshot import Header, SnapshotInfo
     from llamay.sampling import SamplingParams
 
 _PATH = click.Path(path_type=Path)
 _PRECISIONS = click.Choice([precision.value for precision in KVPrecision])
-_key_flag = click.option(
-    "--context-key", type=_PATH, metavar="FILE", help="32 random bytes that encrypt the file."
-)
 _json_flag = click.option("--json", "as_json", is_flag=True, help="Print an object.")
 _legacy_flag = click.option(
     "--allow-legacy-snapshots", is_flag=True, help="Restore version 2 by layout alone."
@@ -38,7 +35,7 @@ def command() -> None:
 @click.option("-p", "--prompt", help="The text to read.")
 @click.option("--file", "file", type=_PATH, help="Text that goes before -p.")
 @click.option("-o", "--output", "target", type=_PATH, required=True)
-@_key_flag
+@key_flag
 @_json_flag
 @model_flags
 def build(
@@ -50,7 +47,7 @@ def build(
     options: ModelOptions,
 ) -> None:
     """Read a text and save the context."""
-    text, key = prompt_text(prompt, file), _read_key(context_key)
+    text, key = prompt_text(prompt, file), read_key(context_key)
     engine = options.load()
     ids = engine.model.encode_prompt(text)
     start = time.perf_counter()
@@ -68,7 +65,7 @@ def build(
 @command.command("fork")
 @_input_flag
 @click.option("-n", "count", type=click.IntRange(1, 2**16), default=8, show_default=True)
-@_key_flag
+@key_flag
 @_legacy_flag
 @_json_flag
 @model_flags
@@ -114,14 +111,14 @@ def fork(
 
 @command.command("show")
 @click.argument("source", type=_PATH)
-@_key_flag
+@key_flag
 @_json_flag
 @click.pass_context
 def show(ctx: click.Context, source: Path, context_key: Path | None, as_json: bool) -> None:
     """Show a file's header and check its bytes; needs no model. Exits with 1 if it is damaged."""
     from llamay.kv.snapshot import show_snapshot
 
-    shown = show_snapshot(source, key=_read_key(context_key))
+    shown = show_snapshot(source, key=read_key(context_key))
     fields = {"path": str(source), "bytes": shown.bytes, **_header_fields(shown.header)}
     checks = [
         {"check": check.name, "result": check.result, "detail": check.detail}
@@ -139,7 +136,7 @@ def show(ctx: click.Context, source: Path, context_key: Path | None, as_json: bo
 @command.command("resume")
 @_input_flag
 @click.option("-p", "--prompt", help="Text to read before going on.")
-@_key_flag
+@key_flag
 @_legacy_flag
 @_json_flag
 @sampling_flags
@@ -179,7 +176,7 @@ def resume(
 @click.argument("source", type=_PATH)
 @click.option("-o", "--output", "target", type=_PATH, required=True)
 @click.option("--kv", type=_PRECISIONS, help="Precision of the new file [as it is].")
-@_key_flag
+@key_flag
 @click.option("--output-key", type=_PATH, metavar="FILE", help="Encrypts the new file [none].")
 @_json_flag
 def convert(
@@ -197,8 +194,8 @@ def convert(
         source,
         target,
         kv=KVPrecision(kv) if kv else None,
-        key=_read_key(context_key),
-        target_key=_read_key(output_key),
+        key=read_key(context_key),
+        target_key=read_key(output_key),
     )
     if as_json:
         print_json({"path": str(target), "bytes": saved.bytes, "seconds": saved.seconds})
@@ -206,16 +203,10 @@ def convert(
     _print_saved(target, saved)
 
 
-def _read_key(path: Path | None) -> "Key | None":
-    from llamay.kv.snapshot import Key
-
-    return Key.from_file(path) if path else None
-
-
 def _restore(
     engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool
 ) -> "Branch":
-    restored = engine.restored(source, key=_read_key(context_key), allow_legacy=allow_legacy)
+    restored = engine.restored(source, key=read_key(context_key), allow_legacy=allow_legacy)
     if restored.warning:
         say(f"{source}: {restored.warning}")
     if restored.context.length == 0:

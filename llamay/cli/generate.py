@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamay.cli.answers import Choice, best, prompt_text, read_prompt, stream_answers
-from llamay.cli.options import ModelOptions, model_flags, sampling_flags
+from llamay.cli.options import ModelOptions, key_flag, model_flags, sampling_flags
 from llamay.cli.output import print_json, terminal_text
 from llamay.errors import SessionError, UsageError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--chat", is_flag=True, help="Use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System prompt; implies --chat.")
 @click.option("--session", "session_name", metavar="NAME", help="Chat in a saved session.")
-@click.option("--context-key", type=click.Path(path_type=Path), help="Key file of the session.")
+@key_flag
 @click.option("--n", "count", type=click.IntRange(1, 256), default=1, show_default=True)
 @click.option("--best-of", type=click.IntRange(1, 256), help="Of so many, print the likeliest.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object at the end.")

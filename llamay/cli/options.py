@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,6 +15,7 @@ from llamay.formats import KVPrecision
 if TYPE_CHECKING:
     from llamay.engine import Engine
     from llamay.hub import Progress
+    from llamay.kv.snapshot import Key
     from llamay.sampling import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -107,6 +109,21 @@ _SAMPLING_FLAGS = (
     click.option("--max-tokens", type=int, help="[until the model stops or the context is full]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="Ends the answer; repeatable."),
 )
+
+
+key_flag = click.option(
+    "--context-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="32 random bytes that encrypt what is saved.",
+)
+
+
+def read_key(path: Path | None) -> "Key | None":
+    """The key in a file, None for none. Raises SnapshotKeyError if the file holds no key."""
+    from llamay.kv.snapshot import Key
+
+    return Key.from_file(path) if path else None
 
 
 def model_flags(command: Command) -> Command:

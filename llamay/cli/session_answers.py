@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamay.cli.answers import Choice, Streamer
-from llamay.cli.options import ModelOptions
+from llamay.cli.options import ModelOptions, read_key
 from llamay.cli.output import format_bytes, format_time, progress_line, say
 from llamay.errors import SessionError
 from llamay.events import (
@@ -72,11 +72,10 @@ def open_session(
     from dataclasses import replace
 
     from llamay.hub.paths import data_dir
-    from llamay.kv.snapshot import Key
     from llamay.session import Session, Settings
     from llamay.session.catalog import Catalog
 
-    key = Key.from_file(key_file) if key_file else None
+    key = read_key(key_file)
     catalog = Catalog(data_dir())
     if name not in {entry.name for entry in catalog.entries()}:
         engine = options.load()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamay.cli.options import key_flag, read_key
 from llamay.cli.output import (
     format_bytes,
     print_json,
@@ -21,20 +22,16 @@ from llamay.cli.output import (
 from llamay.errors import SessionError
 
 if TYPE_CHECKING:
-    from llamay.kv.snapshot import Key
     from llamay.session.catalog import Catalog, Entry
     from llamay.session.loading import Loaded
     from llamay.session.manifest import Summary
 
 _PATH = click.Path(path_type=Path)
-_key_flag = click.option(
-    "--context-key", type=_PATH, metavar="FILE", help="32 random bytes that encrypt a session."
-)
 _json_flag = click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 
 
 @click.group("sessions", invoke_without_command=True)
-@_key_flag
+@key_flag
 @_json_flag
 @click.pass_context
 def command(ctx: click.Context, context_key: Path | None, as_json: bool) -> None:
@@ -44,7 +41,7 @@ def command(ctx: click.Context, context_key: Path | None, as_json: bool) -> None
 
 
 @command.command("list")
-@_key_flag
+@key_flag
 @_json_flag
 def list_(context_key: Path | None, as_json: bool) -> None:
     """List the sessions, the newest first, copies below what they are copies of."""
@@ -53,7 +50,7 @@ def list_(context_key: Path | None, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@_key_flag
+@key_flag
 @_json_flag
 def show(name: str, context_key: Path | None, as_json: bool) -> None:
     """Draw a session's tree of turns."""
@@ -78,7 +75,7 @@ def show(name: str, context_key: Path | None, as_json: bool) -> None:
     "--format", "form", type=click.Choice(["markdown", "json"]), help="[by the file, or markdown]"
 )
 @click.option("--branch", "turn", type=int, metavar="TURN", help="Only up to this turn [all].")
-@_key_flag
+@key_flag
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def export(
     name: str,
@@ -127,7 +124,7 @@ def remove(names: Sequence[str], yes: bool) -> None:
 
 
 def _list(context_key: Path | None, as_json: bool) -> None:
-    entries = _catalog().entries(_read_key(context_key))
+    entries = _catalog().entries(read_key(context_key))
     if as_json:
         print_json([_entry_fields(entry) for entry in entries])
         return
@@ -187,13 +184,7 @@ def _catalog() -> "Catalog":
 
 
 def _read(name: str, context_key: Path | None) -> "Loaded":
-    loaded = _catalog().read(name, _read_key(context_key))
+    loaded = _catalog().read(name, read_key(context_key))
     for notice in loaded.notices:
         say(notice)
     return loaded
-
-
-def _read_key(path: Path | None) -> "Key | None":
-    from llamay.kv.snapshot import Key
-
-    return Key.from_file(path) if path else None

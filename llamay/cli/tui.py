@@ -7,18 +7,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from llamay.cli.options import ModelOptions, model_flags, sampling_values
+from llamay.cli.options import ModelOptions, key_flag, model_flags, read_key, sampling_values
 
 
 @click.command("llamay")
 @click.option("--session", metavar="NAME", help="Opens or begins a session [the one used last].")
 @click.option("--plain", is_flag=True, help="A chat line by line, which is not saved.")
-@click.option(
-    "--context-key",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="32 random bytes that encrypt a session.",
-)
+@key_flag
 @sampling_values
 @model_flags
 @click.pass_context
@@ -62,10 +57,11 @@ def _run(
     from llamay.hub.paths import data_dir
     from llamay.tui import EngineHost, run
 
-    key = None
-    if key_file:
-        from llamay.kv.snapshot import Key
-
-        key = Key.from_file(key_file)
-    host = EngineHost(data_dir(), options.load_as, model=options.name, settings=settings, key=key)
+    host = EngineHost(
+        data_dir(),
+        options.load_as,
+        model=options.name,
+        settings=settings,
+        key=read_key(key_file),
+    )
     return run(host, session)

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -277,3 +278,12 @@ def test_sizes(count: int, expected: str) -> None:
 def test_json_never_holds_what_is_not_json() -> None:
     with pytest.raises(ValueError, match="JSON"):
         print_json({"loss": float("nan")})
+
+
+def test_the_help_says_how_the_interface_s_flags_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--help"]) == 0
+    (command,) = re.findall(r"`llamay ([^`]+)` lists its flags", capsys.readouterr().out)
+    assert cli.main(command.split()) == 0
+    assert "--session NAME" in capsys.readouterr().out
