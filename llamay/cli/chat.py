@@ -93,7 +93,7 @@ class _Chat:
     def _with(self, message: dict[str, str]) -> list[int]:
         """The ids of the conversation with one more message; those there were stay as they are,
         unless the template changed what it had made of earlier messages."""
-        from llamay.tokenizer import encode_segments
+        from llamay.tokenizer.chat import encode_segments
 
         delta = self._template.turn_delta(self._messages, [message])
         tokenizer = self._engine.model.tokenizer

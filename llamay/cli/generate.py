@@ -155,7 +155,7 @@ def _print(
 
 
 def _chat_ids(engine: "Engine", text: str, system: str | None) -> list[int]:
-    from llamay.tokenizer import encode_segments
+    from llamay.tokenizer.chat import encode_segments
 
     messages = [{"role": "user", "content": text}]
     if system is not None:

@@ -4,6 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamay.errors import UsageError
 from llamay.formats import KVPrecision
@@ -15,7 +16,10 @@ from llamay.kv import Cache
 from llamay.kv.snapshot import Identity
 from llamay.mlx_kernels import KernelSet, load_kernels, numerics_id
 from llamay.model.decoder import Decoder
-from llamay.tokenizer import ChatTemplate, Tokenizer
+from llamay.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llamay.tokenizer.chat import ChatTemplate
 
 MAX_PAGE_TOKENS = 1024
 
@@ -91,8 +95,10 @@ class Model:
         with open_gguf(self.source) as file:
             return Decoder(file, kernels)
 
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """The file's chat template. Raises TemplateError if it has none or a broken one."""
+        from llamay.tokenizer.chat import ChatTemplate
+
         metadata = {"tokenizer.chat_template": self.template}
         return ChatTemplate.from_metadata(metadata, self.tokenizer, self.source)
 

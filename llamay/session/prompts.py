@@ -12,7 +12,7 @@ from itertools import takewhile
 from llamay.engine import Model
 from llamay.session.node import Node
 from llamay.session.tree import Tree
-from llamay.tokenizer import ChatTemplate, encode_segments
+from llamay.tokenizer.chat import ChatTemplate, encode_segments
 
 Message = dict[str, str]
 

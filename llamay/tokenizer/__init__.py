@@ -1,14 +1,9 @@
-"""GGUF vocabulary -> tokenizer, chat template, streaming UTF-8."""
+"""GGUF vocabulary -> tokenizer, streaming UTF-8.
 
-from llamay.tokenizer.chat import ChatTemplate, Segment, TurnDelta, encode_segments
+Chat templates are in `llamay.tokenizer.chat`, imported apart: Jinja takes a while to load.
+"""
+
 from llamay.tokenizer.streaming import StreamingDecoder
 from llamay.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "ChatTemplate",
-    "Segment",
-    "StreamingDecoder",
-    "Tokenizer",
-    "TurnDelta",
-    "encode_segments",
-]
+__all__ = ["StreamingDecoder", "Tokenizer"]

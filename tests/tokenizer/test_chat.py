@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamay.errors import TemplateError
-from llamay.tokenizer import ChatTemplate, Tokenizer, encode_segments
+from llamay.tokenizer import Tokenizer
+from llamay.tokenizer.chat import ChatTemplate, encode_segments
 from tests.tokenizer.test_tokenizer_ids import metadata_of, tokenizer_of
 
 CHATML = (

@@ -8,6 +8,8 @@
 
 The salt is new for every file, so no two files share a key, and no two chunks of one a nonce. The
 header is authenticated by every chunk, and there is always one.
+
+The library is imported where a key is used: it takes longer to load than a snapshot without one.
 """
 
 import hmac
@@ -16,12 +18,6 @@ import struct
 import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from llamay.errors import SnapshotKeyError
 from llamay.kv.snapshot.format import Encryption, damaged
@@ -82,6 +78,8 @@ class Cipher:
     """Encrypts or decrypts the chunks of one file."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._cipher = AESGCM(key)
         self._nonce = nonce
 
@@ -91,6 +89,8 @@ class Cipher:
 
     def decrypt(self, path: Path, head: bytes, chunk: int, count: int, data: memoryview) -> bytes:
         """The reverse. Raises SnapshotCorruptError if anything is not as it was encrypted."""
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._cipher.decrypt(self._nonce_of(chunk), data, _aad(head, chunk, count))
         except InvalidTag:
@@ -150,6 +150,10 @@ def _check_encryption(path: Path, encryption: Encryption) -> None:
 
 
 def _derive(key: Key, salt: bytes, n: int, r: int, p: int) -> tuple[bytes, bytes]:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
     secret = key.secret
     if key.kdf == _PASSPHRASE:
         secret = Scrypt(salt=salt, length=KEY_BYTES, n=n, r=r, p=p).derive(secret)
