@@ -1,6 +1,7 @@
 """`llamay ctx`: contexts as files: build, fork, show, resume, convert."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from llamay.formats import KVPrecision
 
 if TYPE_CHECKING:
     from llamay.engine import Branch, Engine
-    from llamay.kv.snapshot import Header, SnapshotInfo
+    from llamay.kv.snapshot import Encryption, Header, SnapshotInfo
     from llamay.sampling import SamplingParams
 
 _PATH = click.Path(path_type=Path)
@@ -234,7 +235,16 @@ def _header_fields(header: "Header") -> dict[str, Any]:
         "owner": header.owner,
         "marking": header.marking,
         "encrypted": header.encryption is not None,
+        "encryption": _encryption_fields(header.encryption) if header.encryption else None,
+        "chunk_positions": header.chunk_positions,
+        "start": header.start,
+        "parent": header.parent,
     }
+
+
+def _encryption_fields(encryption: "Encryption") -> dict[str, Any]:
+    fields = asdict(encryption)
+    return {k: v.hex() if isinstance(v, bytes) else v for k, v in fields.items()}
 
 
 def _print_saved(target: Path, saved: "SnapshotInfo") -> None:

@@ -14,7 +14,7 @@ from llamay import cli
 from llamay.engine import Engine
 from llamay.formats import KVPrecision
 from llamay.hub import weights_digest
-from llamay.kv.snapshot import read_snapshot, write_snapshot
+from llamay.kv.snapshot import read_snapshot, write_segment, write_snapshot
 from tests.gguf_writer import write_gguf
 from tests.kv.row_kernels import as_version_2
 from tests.scripted_model import write_endless_model
@@ -397,6 +397,48 @@ def test_converting_a_file_onto_itself(run_json: RunJson, file: Path) -> None:
     assert after["bytes"] < before["bytes"]
     assert {row["result"] for row in after["checks"]} == {"pass"}
     assert after["tokens"] == before["tokens"]
+
+
+# What is shown.
+
+
+def stored_header(path: Path) -> dict[str, Any]:
+    """The version and the header's fields, as the file has them."""
+    data = path.read_bytes()
+    fields = json.loads(data[16 : 16 + int.from_bytes(data[12:16], "little")])
+    assert isinstance(fields, dict)
+    return {"version": int.from_bytes(data[8:10], "little"), **fields}
+
+
+@pytest.mark.parametrize("name", ["v2-f16", "v3-q8", "v3-key", "v3-passphrase"])
+def test_every_field_of_the_header_is_shown(run: Run, run_json: RunJson, name: str) -> None:
+    path = GOLDEN / f"{name}.llamayctx"
+    stored, shown = stored_header(path), run_json("ctx", "show", path)
+    stored["logits"] = stored["logits"] > 0
+    assert len(stored) > 15
+    assert {field: shown[field] for field in stored} == stored
+    assert (shown["start"], shown["parent"]) == (0, "")
+    lines = run("ctx", "show", path)[1].splitlines()
+    assert [line.partition("   ")[0].rstrip() for line in lines[: len(shown) - 1]] == [
+        field.replace("_", " ") for field in shown if field != "checks"
+    ]
+
+
+def test_a_segment_s_place_is_shown(
+    run: Run, run_json: RunJson, sentence: Sentence, model: Path, tmp_path: Path
+) -> None:
+    path, engine = tmp_path / "x.llamayctx", Engine.load(str(model))
+    branch = engine.prefill(range(3, 10))
+    write_segment(path, engine.model.identity(), branch.context, 4, 7, parent="a\x1bb")
+    stored, shown = stored_header(path), run_json("ctx", "show", path)
+    assert (stored["version"], shown["version"]) == (4, 4)
+    assert (shown["start"], shown["tokens"], shown["parent"]) == (4, 3, "a\x1bb")
+    assert {field: shown[field] for field in stored} == {**stored, "logits": shown["logits"]}
+    output = run("ctx", "show", path)[1]
+    assert "\nstart             4\n" in output
+    assert "\nparent            a\\x1bb\n" in output
+    said = sentence(1, "ctx", "resume", "-m", model, "-i", path)
+    assert "found a segment from position 4 on" in said
 
 
 # Keys.
