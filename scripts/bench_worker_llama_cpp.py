@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import llama_cpp as llama
 import numpy as np
-from bench_protocol import Case, Seconds, serve, worker_args
+from bench_protocol import Answer, Request, serve, worker_args
 from numpy.typing import NDArray
 
 N_BATCH = 512
@@ -60,6 +60,26 @@ class Peer:
         for branch in range(1, branches):
             llama.llama_memory_seq_cp(self.memory, 0, branch, -1, -1)
 
+    def truncate(self, length: int) -> None:
+        """Forgets what sequence 0 holds from position `length` on."""
+        if not llama.llama_memory_seq_rm(self.memory, 0, length, -1):
+            raise SystemExit("llama.cpp cannot truncate this model's sequences")
+
+    def save(self, path: str, ids: Sequence[int]) -> None:
+        """Writes sequence 0, which holds ids, to a file."""
+        tokens = (llama.llama_token * len(ids))(*ids)
+        if not llama.llama_state_seq_save_file(self.context, path.encode(), 0, tokens, len(ids)):
+            raise SystemExit(f"{path}: llama.cpp cannot write this file")
+
+    def restore(self, path: str, length: int) -> None:
+        """Reads a file of `length` tokens into sequence 0."""
+        tokens, count = (llama.llama_token * length)(), ctypes.c_size_t(0)
+        bytes_read = llama.llama_state_seq_load_file(
+            self.context, path.encode(), 0, tokens, length, ctypes.byref(count)
+        )
+        if not bytes_read or count.value != length:
+            raise SystemExit(f"{path}: llama.cpp cannot read this file back")
+
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """Computes rows of (token, position, sequence, wants logits), at most N_BATCH."""
         batch = self._batch
@@ -98,9 +118,9 @@ class Peer:
         return [int(self._logits(row).argmax()) for row in range(len(tokens))]
 
 
-def run_case(peer: Peer, case: Case) -> Seconds:
-    """Prefills, forks, decodes greedily; the fork is in neither time."""
-    prompt, branches = case["prompt"], case["branches"]
+def decode(peer: Peer, request: Request) -> Answer:
+    """Prefills, forks, decodes greedily."""
+    prompt, branches = request["prompt"], request["branches"]
     peer.clear()
     start = time.perf_counter()
     token = int(peer.prefill(prompt).argmax())
@@ -108,13 +128,35 @@ def run_case(peer: Peer, case: Case) -> Seconds:
     peer.fork(branches)
     tokens = [(token + branch) % peer.vocab_size for branch in range(branches)]
     start = time.perf_counter()
-    for i in range(case["steps"]):
+    for i in range(request["steps"]):
         tokens = peer.step(tokens, len(prompt) + i)
     return {"prefill_s": prefill_s, "decode_s": time.perf_counter() - start}
 
 
+def state(peer: Peer, request: Request) -> Answer:
+    """Its file has no logits: the last token is computed again."""
+    prompt, forks = request["prompt"], request["forks"]
+    peer.clear()
+    peer.prefill(prompt)
+    start = time.perf_counter()
+    peer.fork(1 + forks)
+    fork_s = (time.perf_counter() - start) / forks
+    start = time.perf_counter()
+    peer.save(request["path"], prompt)
+    save_s = time.perf_counter() - start
+    peer.clear()
+    start = time.perf_counter()
+    peer.restore(request["path"], len(prompt))
+    restore_s = time.perf_counter() - start
+    peer.truncate(len(prompt) - 1)
+    peer.step(prompt[-1:], len(prompt) - 1)
+    logits_s = time.perf_counter() - start
+    return {"fork_s": fork_s, "save_s": save_s, "restore_s": restore_s, "logits_s": logits_s}
+
+
 def main() -> None:
     args = worker_args()
+    start = time.perf_counter()
     peer = Peer(
         args.model,
         kv=args.kv,
@@ -122,9 +164,15 @@ def main() -> None:
         sequences=args.branches,
         threads=args.threads,
     )
+    open_s = time.perf_counter() - start
     amx = "with" if b"AMX_INT8 = 1" in llama.llama_print_system_info() else "without"
-    program = f"llama.cpp (llama-cpp-python {llama.__version__}, {amx} AMX)"
-    serve(program, peer.vocab_size, lambda case: run_case(peer, case))
+    serve(
+        f"llama.cpp (llama-cpp-python {llama.__version__}, {amx} AMX)",
+        peer.vocab_size,
+        open_s,
+        decode=lambda request: decode(peer, request),
+        state=lambda request: state(peer, request),
+    )
 
 
 if __name__ == "__main__":

@@ -2,27 +2,28 @@
 
 import time
 
-from bench_protocol import Case, Seconds, serve, worker_args
+from bench_protocol import Answer, Request, serve, worker_args
 
 from llamay.engine import Branch, Engine
+from llamay.formats import KVPrecision
 from llamay.mlx_kernels import Control
 from llamay.model.decoder import Rows
 
 
-def run_case(engine: Engine, case: Case) -> Seconds:
-    """Prefills, forks, decodes greedily; the fork is in neither time."""
+def decode(engine: Engine, request: Request) -> Answer:
+    """Prefills, forks, decodes greedily."""
     engine.cache.clear_tree()
     start = time.perf_counter()
-    branch = engine.prefill(case["prompt"])
+    branch = engine.prefill(request["prompt"])
     prefill_s = time.perf_counter() - start
-    branches = [branch, *branch.fork(case["branches"] - 1)]
-    decode_s = engine.call(lambda: decode(engine, branches, case["steps"]))
+    branches = [branch, *branch.fork(request["branches"] - 1)]
+    decode_s = engine.call(lambda: greedy_steps(engine, branches, request["steps"]))
     for branch in branches:
         branch.close()
     return {"prefill_s": prefill_s, "decode_s": decode_s}
 
 
-def decode(engine: Engine, branches: list[Branch], steps: int) -> float:
+def greedy_steps(engine: Engine, branches: list[Branch], steps: int) -> float:
     """Seconds of greedy steps, whatever would end an answer; first tokens differ by branch."""
     decoder = engine.model.decoder
     logits = branches[0].context.logits
@@ -35,14 +36,48 @@ def decode(engine: Engine, branches: list[Branch], steps: int) -> float:
     return time.perf_counter() - start
 
 
+def state(engine: Engine, request: Request) -> Answer:
+    """Saves without waiting for the disk, as llama.cpp does; digests are made and checked."""
+    engine.model.identity()  # hashes the model's file, the first time
+    engine.cache.clear_tree()
+    branch = engine.prefill(request["prompt"])
+    start = time.perf_counter()
+    forks = branch.fork(request["forks"])
+    fork_s = (time.perf_counter() - start) / len(forks)
+    start = time.perf_counter()
+    info = branch.save(request["path"], kv=branch.context.layout.precision)
+    save_s = time.perf_counter() - start - info.fsync_seconds
+    for made in (branch, *forks):
+        made.close()
+    engine.cache.clear_tree()
+    start = time.perf_counter()
+    restored = engine.restore(request["path"])
+    restore_s = time.perf_counter() - start
+    if restored.context.logits is None:
+        engine.call(lambda: engine.model.decoder.last_logits(engine.cache, restored.context))
+    logits_s = time.perf_counter() - start
+    restored.close()
+    return {"fork_s": fork_s, "save_s": save_s, "restore_s": restore_s, "logits_s": logits_s}
+
+
 def main() -> None:
     args = worker_args()
-    if args.kv != "f32":
-        raise SystemExit(f"llamay has no {args.kv} cache yet; use --kv f32")
-    engine = Engine.load(args.model, threads=args.threads, context_size=args.context_tokens)
+    start = time.perf_counter()
+    engine = Engine.load(
+        args.model,
+        threads=args.threads,
+        precision=KVPrecision(args.kv),
+        context_size=args.context_tokens,
+    )
+    open_s = time.perf_counter() - start
     decoder = engine.model.decoder
-    program = f"llamay ({decoder.kernels.name})"
-    serve(program, decoder.vocab_size, lambda case: run_case(engine, case))
+    serve(
+        f"llamay ({decoder.kernels.name})",
+        decoder.vocab_size,
+        open_s,
+        decode=lambda request: decode(engine, request),
+        state=lambda request: state(engine, request),
+    )
 
 
 if __name__ == "__main__":
