@@ -57,7 +57,8 @@ class Model:
         run, UsageError for an option out of range.
         """
         path = resolve(model, progress)
-        kernels = load_kernels(device, threads, cache_dir() / "kernels.json")
+        caches = cache_dir()
+        kernels = load_kernels(device, threads, caches / "kernels.json", caches / "packed")
         with open_gguf(path) as file, ThreadPoolExecutor(1) as executor:
             # The tokenizer's library and the packing of weights both run without the interpreter.
             reading = executor.submit(Tokenizer.from_metadata, file.metadata, str(path))

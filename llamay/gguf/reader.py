@@ -37,6 +37,7 @@ class GGUFFile:
               strings (or of arrays), a read-only numpy array for an array of numbers or bools;
               bytes of a string that are not UTF-8 are lone surrogates (`surrogateescape`)
     tensors:  name -> Tensor, in file order; `data` is a read-only view into the mapped file
+    source:   the parts' paths, sizes, dates and inodes, which a file that is changed does not keep
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class GGUFFile:
         metadata: dict[str, Any],
         tensors: dict[str, Tensor],
         maps: tuple[mmap.mmap, ...],
+        source: str = "",
     ) -> None:
         self.path = paths[0]
         self.paths = paths
         self.metadata: Mapping[str, Any] = MappingProxyType(metadata)
         self.tensors = tensors
+        self.source = source
         self._maps = maps
 
     @overload
@@ -100,30 +103,38 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     tensor has a type that llamay does not compute with; no part stays mapped then.
     """
     path = Path(path)
-    paths, maps = [path], [_map(path)]
-    headers = [read_header(path, maps[0])]
+    mapped, stamp = _map(path)
+    paths, maps, stamps = [path], [mapped], [stamp]
+    headers = [read_header(path, mapped)]
     for part in _other_parts(path, headers[0].metadata):
+        mapped, stamp = _map(part)
         paths.append(part)
-        maps.append(_map(part))
-        headers.append(read_header(part, maps[-1]))
+        maps.append(mapped)
+        stamps.append(stamp)
+        headers.append(read_header(part, mapped))
     _check_parts(paths, headers)
     tensors = _tensors(paths, headers, maps)
-    return GGUFFile(tuple(paths), headers[0].metadata, tensors, tuple(maps))
+    return GGUFFile(tuple(paths), headers[0].metadata, tensors, tuple(maps), "\n".join(stamps))
 
 
-def _map(path: Path) -> mmap.mmap:
-    """The file, mapped read-only; only regular files are opened, as a pipe would block."""
+def _map(path: Path) -> tuple[mmap.mmap, str]:
+    """The file, mapped read-only, and what tells it from others and from what it may become.
+
+    Only regular files are opened, as a pipe would block.
+    """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             found = "a directory" if stat.S_ISDIR(mode) else "neither a file nor a directory"
             raise GGUFError(f"{path}: expected a GGUF file, found {found}; give a file")
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            status = os.fstat(file.fileno())
+            if status.st_size == 0:
                 raise GGUFError(
                     f"{path}: expected a GGUF file, found an empty file; download it again"
                 )
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            stamp = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stamp
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError as error:  # a NUL in the path, or emptied since fstat

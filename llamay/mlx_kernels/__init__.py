@@ -159,7 +159,11 @@ def matrices(operation: Operation) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A model's forward pass."""
+    """A model's forward pass.
+
+    source: names what the weights were read from, and another for every other content; "" if
+            nothing does
+    """
 
     hidden: int
     num_heads: int
@@ -169,6 +173,7 @@ class Program:
     attention_scale: float
     rope: Rope
     operations: tuple[Operation, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +335,17 @@ def convert_rows(
 
 
 def load_kernels(
-    device: str = "auto", threads: int | None = None, checks_file: Path | None = None
+    device: str = "auto",
+    threads: int | None = None,
+    checks_file: Path | None = None,
+    packed_folder: Path | None = None,
 ) -> KernelSet:
     """The kernel set for `device`: auto (Metal where there is any, else the CPU), metal, cpu or
     reference.
 
     threads: for the CPU kernels; None takes the processor's cores
     checks_file: where it is kept which Metal kernels work on this machine; None checks none
+    packed_folder: where the CPU kernels keep a large model's weights, packed; None keeps none
     Raises UsageError for metal without Metal, ValueError for another device.
     """
     if device == "metal" or (device == "auto" and sys.platform == "darwin"):
@@ -353,8 +362,9 @@ def load_kernels(
             )
     if device in ("auto", "cpu"):
         from llamay.mlx_kernels.cpu import CpuKernels
+        from llamay.mlx_kernels.packed import PackedFolder
 
-        return CpuKernels(threads)
+        return CpuKernels(threads, packed=PackedFolder(packed_folder) if packed_folder else None)
     if device == "reference":
         from llamay.mlx_kernels.reference import ReferenceKernels
 

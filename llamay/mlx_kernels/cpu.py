@@ -37,8 +37,10 @@ from llamay.mlx_kernels import (
     check_rows,
     matrices,
 )
+from llamay.mlx_kernels.packed import PackedFolder, packed_key
 
 ALIGNMENT = 64
+LANES = 16  # rows that are packed together
 ROWS_AT_ONCE = 1024  # of a matrix, packed by one thread: a multiple of the lanes
 
 Matrix = tuple[int, int, int, memoryview]
@@ -82,9 +84,18 @@ class CpuKernels:
     exact = True
     replaced = NONE_REPLACED
 
-    def __init__(self, threads: int | None = None, kernel_set: str | None = None) -> None:
-        """kernel_set: one of `kernel_set_names`; None takes $LLAMAY_ISA or the best."""
+    def __init__(
+        self,
+        threads: int | None = None,
+        kernel_set: str | None = None,
+        packed: PackedFolder | None = None,
+    ) -> None:
+        """kernel_set: one of `kernel_set_names`; None takes $LLAMAY_ISA or the best
+
+        packed: where packed weights are kept for the next start; None keeps none
+        """
         self.kernel_set = kernel_set or kernel_set_name()
+        self._packed = packed
         self._pool = _cpu.Pool(threads or available_threads())
 
     @property
@@ -109,7 +120,7 @@ class CpuKernels:
 
     def prepare(self, program: Program) -> RunStep:
         """See `KernelSet`. Raises UnsupportedModelError for a norm or bias that is not float32."""
-        packed = _PackedWeights(program, self.threads)
+        packed = _packed_weights(program, self.threads, self._packed)
         compiled = _cpu.Program(
             self.kernel_set,
             program.hidden,
@@ -194,42 +205,85 @@ def _page_bytes(slabs: Slabs, page: int) -> Any:
     ]
 
 
-class _PackedWeights:
-    """The program's matrices, packed into one anonymous mapping, huge pages where there are any."""
+class _Layout:
+    """Where the program's matrices stand, packed, one after the other."""
 
-    def __init__(self, program: Program, threads: int) -> None:
-        tensors = {id(t): t for operation in program.operations for t in matrices(operation)}
-        offsets, total = {}, 0
-        for key, tensor in tensors.items():
-            offsets[key] = total
-            total += -(-_packed_bytes(tensor, tensor.rows) // ALIGNMENT) * ALIGNMENT
-        view = memoryview(anonymous_memory(total))
-        self._matrices: dict[int, Matrix] = {}
-        for key, tensor in tensors.items():
-            end = offsets[key] + _packed_bytes(tensor, tensor.rows)
-            packed = view[offsets[key] : end].toreadonly()
-            self._matrices[key] = (tensor.format.type_id, tensor.rows, tensor.columns, packed)
+    def __init__(self, program: Program) -> None:
+        self.tensors = {id(t): t for operation in program.operations for t in matrices(operation)}
+        self.size = 0
+        self._offsets = {}
+        for key, tensor in self.tensors.items():
+            self._offsets[key] = self.size
+            self.size += -(-_packed_bytes(tensor, tensor.rows) // ALIGNMENT) * ALIGNMENT
 
-        def pack(job: tuple[int, int]) -> None:
-            key, first = job
-            tensor, at = tensors[key], offsets[key] + _packed_bytes(tensors[key], first)
-            rows = min(ROWS_AT_ONCE, tensor.rows - first)
-            row_bytes = tensor.format.row_bytes(tensor.columns)
-            source = tensor.data[first * row_bytes : (first + rows) * row_bytes]
-            target = view[at : at + _packed_bytes(tensor, rows)]
-            _cpu.pack(tensor.format.type_id, rows, tensor.columns, source, target)
-            _release(source)
+    def rows(self, weights: memoryview, tensor: Tensor, first: int, count: int) -> memoryview:
+        """The packed rows [first, first + count) of a matrix; first is a multiple of 16."""
+        start = self._offsets[id(tensor)] + _packed_bytes(tensor, first)
+        return weights[start : start + _packed_bytes(tensor, count)]
 
-        jobs = [
-            (key, first)
-            for key, tensor in tensors.items()
-            for first in range(0, tensor.rows, ROWS_AT_ONCE)
-        ]
-        with ThreadPoolExecutor(threads) as executor:
-            list(executor.map(pack, jobs))
+    def matrix(self, weights: memoryview, tensor: Tensor) -> Matrix:
+        """As the C code takes it."""
+        packed = self.rows(weights, tensor, 0, tensor.rows)
+        return tensor.format.type_id, tensor.rows, tensor.columns, packed
 
-    def __getitem__(self, tensor: Tensor) -> Matrix:
-        return self._matrices[id(tensor)]
+
+def _packed_weights(
+    program: Program, threads: int, folder: PackedFolder | None
+) -> dict[int, Matrix]:
+    """The program's matrices by their tensors' ids, packed here or by an earlier start."""
+    layout = _Layout(program)
+    tensors = list(layout.tensors.values())
+    if folder is not None and program.source and folder.takes(layout.size):
+        weights = _kept_weights(layout, packed_key(program.source, tensors), threads, folder)
+    else:
+        weights = _pack_all(layout, threads)
+    return {id(tensor): layout.matrix(weights, tensor) for tensor in tensors}
+
+
+def _kept_weights(layout: _Layout, key: str, threads: int, folder: PackedFolder) -> memoryview:
+    """What the folder has, if it is what would be packed; else packed now, and kept."""
+    weights = folder.load(key, layout.size)
+    if weights is None or not all(
+        _begins_alike(layout, weights, tensor) for tensor in layout.tensors.values()
+    ):
+        weights = _pack_all(layout, threads)
+        folder.keep(key, weights)
+    return weights
+
+
+def _begins_alike(layout: _Layout, weights: memoryview, tensor: Tensor) -> bool:
+    """Whether a matrix's first rows are the ones packed: a file's date and size can mislead."""
+    rows = min(LANES, tensor.rows)
+    packed = bytearray(_packed_bytes(tensor, rows))
+    _pack(tensor, 0, rows, packed)
+    return packed == layout.rows(weights, tensor, 0, rows)
+
+
+def _pack_all(layout: _Layout, threads: int) -> memoryview:
+    """All matrices, read-only, in one mapping, in huge pages where there are any."""
+    weights = memoryview(anonymous_memory(layout.size))
+
+    def pack(job: tuple[Tensor, int]) -> None:
+        tensor, first = job
+        rows = min(ROWS_AT_ONCE, tensor.rows - first)
+        _release(_pack(tensor, first, rows, layout.rows(weights, tensor, first, rows)))
+
+    jobs = [
+        (tensor, first)
+        for tensor in layout.tensors.values()
+        for first in range(0, tensor.rows, ROWS_AT_ONCE)
+    ]
+    with ThreadPoolExecutor(threads) as executor:
+        list(executor.map(pack, jobs))
+    return weights.toreadonly()
+
+
+def _pack(tensor: Tensor, first: int, rows: int, out: bytearray | memoryview) -> memoryview:
+    """Packs some rows; returns what it has read of the tensor's data."""
+    row_bytes = tensor.format.row_bytes(tensor.columns)
+    source = tensor.data[first * row_bytes : (first + rows) * row_bytes]
+    _cpu.pack(tensor.format.type_id, rows, tensor.columns, source, out)
+    return source
 
 
 def _packed_bytes(tensor: Tensor, rows: int) -> int:
@@ -261,35 +315,35 @@ def _vector(tensor: Tensor) -> bytes:
     return bytes(tensor.data)
 
 
-def _add_operation(compiled: _cpu.Program, packed: _PackedWeights, operation: Operation) -> None:
+def _add_operation(compiled: _cpu.Program, packed: dict[int, Matrix], operation: Operation) -> None:
     match operation:
         case Embed():
-            compiled.add_embed(packed[operation.table])
+            compiled.add_embed(packed[id(operation.table)])
         case AttentionInput():
             biases = (operation.query_bias, operation.key_bias, operation.value_bias)
             compiled.add_attention_input(
                 operation.layer,
                 _vector(operation.norm),
                 operation.eps,
-                packed[operation.query],
-                packed[operation.key],
-                packed[operation.value],
+                packed[id(operation.query)],
+                packed[id(operation.key)],
+                packed[id(operation.value)],
                 *(None if bias is None else _vector(bias) for bias in biases),
             )
         case Attention():
             compiled.add_attention(operation.layer)
         case AttentionOutput():
-            compiled.add_attention_output(packed[operation.weights])
+            compiled.add_attention_output(packed[id(operation.weights)])
         case FeedForward():
             compiled.add_feed_forward(
                 _vector(operation.norm),
                 operation.eps,
-                packed[operation.gate],
-                packed[operation.up],
-                packed[operation.down],
+                packed[id(operation.gate)],
+                packed[id(operation.up)],
+                packed[id(operation.down)],
             )
         case Logits():
-            compiled.add_logits(_vector(operation.norm), operation.eps, packed[operation.head])
+            compiled.add_logits(_vector(operation.norm), operation.eps, packed[id(operation.head)])
         case _:
             assert_never(operation)
 

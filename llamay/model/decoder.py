@@ -65,6 +65,7 @@ def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
         attention_scale=spec.attention_scale,
         rope=spec.rope(_frequency_factors(spec, weights)),
         operations=tuple(operations),
+        source=file.source,
     )
 
 
