@@ -104,7 +104,7 @@ int64_t partial_floats(const AttentionPlan *plan, const ModelShape *shape, const
 }
 
 int64_t attention_workspace_floats(const ModelShape *shape) {
-    return ATTENTION_ROWS * (RUN_TOKENS + 2 * partial_size(shape));
+    return ATTENTION_ROWS * (SCORE_STRIDE + 2 * partial_size(shape));
 }
 
 typedef struct {
@@ -168,7 +168,7 @@ static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int
 static void attend_every_run(const AttentionJob *job, const AttentionChunk *chunk, int kv_head, float *workspace) {
     const ModelShape *shape = &job->program->shape;
     int64_t size = partial_size(shape);
-    float *scores = workspace, *states = scores + ATTENTION_ROWS * RUN_TOKENS, *nexts = states + ATTENTION_ROWS * size;
+    float *scores = workspace, *states = scores + ATTENTION_ROWS * SCORE_STRIDE, *nexts = states + ATTENTION_ROWS * size;
     float *state[ATTENTION_ROWS], *next[ATTENTION_ROWS];
     int runs = 0;
     for (int q = 0; q < chunk->queries; q++) {

@@ -1,39 +1,78 @@
 /* Attention over one run of positions; see kernel_bodies.h. */
 
+INLINE int stored_bytes(const KVFormat format) { return format == KV_I8 ? 1 : format == KV_F16 ? 2 : 4; }
+
 /* 16 elements of stored keys or values, from element `at`; scales not applied. */
 INLINE vf load_stored(const KVFormat format, const uint8_t *p, int at) {
     return format == KV_I8 ? v_load_i8(p + at) : format == KV_F16 ? v_load_half(p + 2 * at) : v_load((const float *)p + at);
 }
 
-/* scores[r][t] = scale * (key scale * (q_r . k_t)) for the positions of group g, each one chain over ascending head
- * dimensions.
- */
-INLINE void score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int g) {
-    const uint8_t *keys = run->keys[g];
-    const float *q[QUERIES_AT_ONCE];
-    vf acc[QUERIES_AT_ONCE];
-    UNROLL for (int r = 0; r < rows; r++) {
-        q[r] = run->queries[first + r];
-        acc[r] = v_set1(0.0f);
-    }
-    for (int d = 0; d < run->head_dim; d++) {
-        vf k = load_stored(format, keys, d * LANES);
-        UNROLL for (int r = 0; r < rows; r++) acc[r] = v_fma(k, v_set1(q[r][d]), acc[r]);
-    }
-    UNROLL for (int r = 0; r < rows; r++) {
-        if (format == KV_I8) acc[r] = v_mul(acc[r], v_load(run->key_scales[g]));
-        v_store(run->scores + (first + r) * RUN_TOKENS + g * LANES, v_mul(acc[r], v_set1(run->scale)));
-    }
+/* Fetches element `at` when it is the first of the `index`-th 16 that begins a line of the cache. */
+INLINE void prefetch_stored(const KVFormat format, const uint8_t *p, int at, int index) {
+    if (index % (64 / (LANES * stored_bytes(format))) == 0) v_prefetch(p + (size_t)at * (size_t)stored_bytes(format));
 }
 
-/* A group of keys serves all queries while it is in the nearest cache. */
+/* Groups of keys that `rows` queries have accumulators for. */
+#define MOST_KEY_GROUPS 4
+#define KEY_GROUPS(rows) ((rows) * 4 <= SCORE_ACCUMULATORS ? 4 : (rows) * 2 <= SCORE_ACCUMULATORS ? 2 : 1)
+
+/* scores[r][t] = scale * (key scale * (q_r . k_t)) for the positions of `groups` groups from g, each one chain over
+ * ascending head dimensions. Fetches as much of what `next` points to.
+ */
+INLINE void score_tile(const AttentionRun *run, const KVFormat format, const int rows, const int groups, int first,
+                       int g, const uint8_t *const *next) {
+    const float *q[QUERIES_AT_ONCE];
+    vf acc[MOST_KEY_GROUPS][QUERIES_AT_ONCE];
+    UNROLL for (int r = 0; r < rows; r++) q[r] = run->queries[first + r];
+    UNROLL for (int i = 0; i < groups; i++)
+        UNROLL for (int r = 0; r < rows; r++) acc[i][r] = v_set1(0.0f);
+    for (int d = 0; d < run->head_dim; d++) {
+        vf k[MOST_KEY_GROUPS];
+        UNROLL for (int i = 0; i < groups; i++) {
+            k[i] = load_stored(format, run->keys[g + i], d * LANES);
+            prefetch_stored(format, next[i], d * LANES, d);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            vf x = v_set1(q[r][d]);
+            UNROLL for (int i = 0; i < groups; i++) acc[i][r] = v_fma(k[i], x, acc[i][r]);
+        }
+    }
+    UNROLL for (int i = 0; i < groups; i++)
+        UNROLL for (int r = 0; r < rows; r++) {
+            if (format == KV_I8) acc[i][r] = v_mul(acc[i][r], v_load(run->key_scales[g + i]));
+            v_store(run->scores + (first + r) * SCORE_STRIDE + (g + i) * LANES, v_mul(acc[i][r], v_set1(run->scale)));
+        }
+}
+
+/* Groups [begin, end) for `rows` queries. */
+INLINE int score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end,
+                      const uint8_t *const *next) {
+    int g = begin;
+    for (; g + KEY_GROUPS(rows) <= end; g += KEY_GROUPS(rows))
+        score_tile(run, format, rows, KEY_GROUPS(rows), first, g, next + g);
+    for (; g < end; g++) score_tile(run, format, rows, 1, first, g, next + g);
+    return rows;
+}
+
+/* As many of the queries from `first` on as have a tile; returns how many. */
+INLINE int score_some_rows(const AttentionRun *run, const KVFormat format, int first, int begin, int end,
+                           const uint8_t *const *next) {
+    int left = run->rows - first;
+    if (left >= QUERIES_AT_ONCE) return score_rows(run, format, QUERIES_AT_ONCE, first, begin, end, next);
+    if (left >= 4 && left != 6) return score_rows(run, format, 4, first, begin, end, next);
+    if (left >= 3) return score_rows(run, format, 3, first, begin, end, next);
+    return score_rows(run, format, 1, first, begin, end, next);
+}
+
+/* The first queries fetch what all read next: keys, then values. */
 INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups) {
-    for (int g = 0; g < groups; g++) {
-        int row = 0;
-        for (; row + QUERIES_AT_ONCE <= run->rows; row += QUERIES_AT_ONCE)
-            score_rows(run, format, QUERIES_AT_ONCE, row, g);
-        for (; row + 3 <= run->rows; row += 3) score_rows(run, format, 3, row, g);
-        for (; row < run->rows; row++) score_rows(run, format, 1, row, g);
+    const uint8_t *ahead[RUN_GROUPS];
+    for (int g = 0, after = NEAR_GROUPS; g < groups; g++, after++)
+        ahead[g] = after < groups ? run->keys[after] : run->values[(after - groups) % groups];
+    for (int begin = 0; begin < groups; begin += NEAR_GROUPS) {
+        int end = begin + NEAR_GROUPS < groups ? begin + NEAR_GROUPS : groups;
+        for (int row = 0; row < run->rows;)
+            row += score_some_rows(run, format, row, begin, end, row == 0 ? ahead : run->keys);
     }
 }
 
@@ -41,7 +80,7 @@ INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int 
  * nothing.
  */
 INLINE void weigh_row(const AttentionRun *run, int row) {
-    float *scores = run->scores + row * RUN_TOKENS, *out = run->out[row];
+    float *scores = run->scores + row * SCORE_STRIDE, *out = run->out[row];
     int visible = run->visible[row], groups = (visible + LANES - 1) / LANES;
     vf lowest = v_set1(-INFINITY), largest = lowest, sum = v_set1(0.0f);
     for (int g = 0; g < groups; g++) {
@@ -51,8 +90,9 @@ INLINE void weigh_row(const AttentionRun *run, int row) {
         largest = v_max(largest, s);
     }
     out[PARTIAL_MAX] = v_largest(largest);
+    largest = v_set1(out[PARTIAL_MAX]);
     for (int g = 0; g < groups; g++) {
-        vf w = v_exp(v_sub(v_load(scores + g * LANES), v_set1(out[PARTIAL_MAX])));
+        vf w = v_exp(v_sub(v_load(scores + g * LANES), largest));
         sum = v_add(sum, w);
         v_store(scores + g * LANES, run->value_format == KV_I8 ? v_mul(w, v_load(run->value_scales[g])) : w);
     }
@@ -66,13 +106,21 @@ INLINE void add_values(const AttentionRun *run, const KVFormat format, const int
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < chunks; j++)
             acc[r][j] = v_load(run->out[first + r] + PARTIAL_VALUES + d + j * LANES);
-    for (int t = begin; t < end; t++) {
-        int at = (t % LANES) * run->head_dim + d;
-        vf v[VALUE_CHUNKS];
-        UNROLL for (int j = 0; j < chunks; j++) v[j] = load_stored(format, run->values[t / LANES], at + j * LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
-            vf weight = v_set1(run->scores[(first + r) * RUN_TOKENS + t]);
-            UNROLL for (int j = 0; j < chunks; j++) acc[r][j] = v_fma(weight, v[j], acc[r][j]);
+    const float *weights = run->scores + first * SCORE_STRIDE;
+    for (int group_end; begin < end; begin = group_end) {
+        int g = begin / LANES, at = begin % LANES * run->head_dim + d;
+        const uint8_t *next = run->values[(g + 1) * LANES < end ? g + 1 : g];
+        group_end = (g + 1) * LANES < end ? (g + 1) * LANES : end;
+        for (int t = begin; t < group_end; t++, at += run->head_dim) {
+            vf v[VALUE_CHUNKS];
+            UNROLL for (int j = 0; j < chunks; j++) {
+                v[j] = load_stored(format, run->values[g], at + j * LANES);
+                prefetch_stored(format, next, at + j * LANES, j);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                vf weight = v_set1(weights[r * SCORE_STRIDE + t]);
+                UNROLL for (int j = 0; j < chunks; j++) acc[r][j] = v_fma(weight, v[j], acc[r][j]);
+            }
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -101,9 +149,8 @@ INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int r
     }
 }
 
-/* Of many queries, all read a group of values while it is in the nearest cache. */
 INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int most) {
-    const int stretch = run->rows > VALUE_ROWS ? LANES : RUN_TOKENS;
+    const int stretch = run->rows > VALUE_ROWS ? NEAR_GROUPS * LANES : RUN_TOKENS;
     for (int begin = 0; begin < most; begin += stretch) {
         int row = 0, end = begin + stretch < most ? begin + stretch : most;
         for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_rows(run, format, VALUE_ROWS, row, begin, end);

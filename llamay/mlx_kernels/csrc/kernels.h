@@ -16,6 +16,8 @@
 enum {
     RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
     RUN_GROUPS = RUN_TOKENS / LANES,
+    SCORE_STRIDE = RUN_TOKENS + LANES, /* not a power of two, or few sets of the cache would hold all rows */
+    NEAR_GROUPS = 4,                   /* of keys or values, read by all queries while in the nearest cache */
     ATTENTION_ROWS = 64, /* queries that read a run of keys and values together */
     MAX_HEAD_DIM = 1024,
 };
@@ -73,12 +75,12 @@ typedef struct {
     int rows;
     const float *queries[ATTENTION_ROWS]; /* each [head_dim] */
     int visible[ATTENTION_ROWS];          /* positions of this run that the query sees, 1..256 */
-    float *scores;                        /* scratch, [ATTENTION_ROWS][RUN_TOKENS] */
-    float *out[ATTENTION_ROWS];           /* AttentionPartial: [2 + head_dim] */
+    float *scores;                        /* scratch, [ATTENTION_ROWS][SCORE_STRIDE] */
+    float *out[ATTENTION_ROWS];           /* partial results: [PARTIAL_VALUES + head_dim] */
 } AttentionRun;
 
-/* A partial result of attention: [0] largest score, [1] sum of weights, [2..] weighted sum of values. */
-enum { PARTIAL_MAX = 0, PARTIAL_SUM = 1, PARTIAL_VALUES = 2 };
+/* A partial result of attention: [0] largest score, [1] sum of weights, from [16] on the weighted sum of values. */
+enum { PARTIAL_MAX = 0, PARTIAL_SUM = 1, PARTIAL_VALUES = LANES };
 
 typedef struct {
     const char *name;

@@ -2,6 +2,7 @@
 #define TILE_COLUMNS 12
 #define GROUPS_AT_ONCE 2
 #define QUERIES_AT_ONCE 12
+#define SCORE_ACCUMULATORS 24
 #define VALUE_ROWS 6
 #define VALUE_CHUNKS 4
 /* vpdpbusd takes unsigned weights: signed ones are moved up by 128, and 128 * sum(x) is taken off. */

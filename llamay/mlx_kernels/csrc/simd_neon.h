@@ -3,7 +3,8 @@
  */
 #define TILE_COLUMNS 4
 #define GROUPS_AT_ONCE 1
-#define QUERIES_AT_ONCE 3
+#define QUERIES_AT_ONCE 6
+#define SCORE_ACCUMULATORS 6
 #define VALUE_ROWS 3
 #define VALUE_CHUNKS 2
 #define BYTE_BIAS 0

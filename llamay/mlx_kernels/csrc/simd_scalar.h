@@ -4,7 +4,8 @@
 
 #define TILE_COLUMNS 1
 #define GROUPS_AT_ONCE 1
-#define QUERIES_AT_ONCE 3
+#define QUERIES_AT_ONCE 4
+#define SCORE_ACCUMULATORS 4
 #define VALUE_ROWS 3
 #define VALUE_CHUNKS 2
 #define BYTE_BIAS 0
