@@ -1,12 +1,16 @@
 """Leaving a session's files as they should be found."""
 
+import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamay.errors import SessionError
 from llamay.session.catalog import Catalog
 from llamay.session.folder import SessionFolder
+from llamay.session.running import Running
 from llamay.session.tree import Tree
+from llamay.session.writing import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,32 @@ class Goodbye:
 
 
 def leave(
+    home: Path,
+    opened: SessionFolder | Path,
+    writer: Writer,
+    running: Running | None,
+    unnamed: bool,
+) -> Goodbye:
+    """Saves what time allows, and ends all that runs.
+
+    opened:  the session's folder, or where it is if it was only read
+    unnamed: it has no name but a temporary one, since nobody has sent a message
+    """
+    begun = time.monotonic()
+    tree = writer.tree
+    with writer.lock:
+        branches = len([leaf for leaf in tree.leaves() if leaf])
+    pages, written = running.close() if running else (0, 0)
+    unwritten = writer.close()
+    unused = unnamed and tree.next_id == 1 and not tree.can_undo
+    command = "llamay" if unused else f"llamay --session {shlex.quote(opened.name)}"
+    problem = None
+    if isinstance(opened, SessionFolder):
+        problem = _close(home, opened, tree, len(unwritten), unused)
+    return Goodbye(branches, pages, written, time.monotonic() - begun, command, problem)
+
+
+def _close(
     home: Path, folder: SessionFolder, tree: Tree, unwritten: int, unused: bool
 ) -> str | None:
     """Closes a session's folder; returns why not everything could be saved, or None.

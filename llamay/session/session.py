@@ -1,10 +1,8 @@
 """A session: a conversation tree over contexts, saved as it goes; what front ends use."""
 
-import shlex
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +12,13 @@ from llamay.events import Notice, PlaceChanged, SessionEvent, TreeChanged
 from llamay.kv.snapshot import Key
 from llamay.session.alternatives import alternatives
 from llamay.session.answers import sampling_params
-from llamay.session.asking import (
-    ask,
-    further_answers,
-    message_of,
-    place_of_message,
-    resumable,
-)
+from llamay.session.asking import ask, further_answers, message_of, place_of_message, resumable
 from llamay.session.catalog import Catalog
 from llamay.session.duplicate import branch_of, write_duplicate
 from llamay.session.folder import SessionFolder
 from llamay.session.leaving import Goodbye, leave
 from llamay.session.loading import Loaded
+from llamay.session.naming import Naming
 from llamay.session.opening import open_files
 from llamay.session.records import (
     NO_SETTINGS,
@@ -47,7 +40,7 @@ from llamay.session.records import (
 from llamay.session.running import Running
 from llamay.session.states import Figures, PageCell, Where
 from llamay.session.tree import Tree
-from llamay.session.writing import Listener, Told, Writer
+from llamay.session.writing import Listener, Writer
 from llamay.tokenizer import StreamingDecoder
 
 
@@ -82,7 +75,7 @@ class Session:
         self._writer = Writer(tree, folder)
         self._lock = self._writer.lock
         self._running: Running | None = None
-        self._names_itself = False
+        self._naming: Naming | None = None
         self._goodbye: Goodbye | None = None
         self._closing = threading.Lock()
 
@@ -115,7 +108,8 @@ class Session:
         tree = Tree(settings, info)
         folder = Catalog(home).create(tree, name=name, key=key)
         session = cls(home, folder, folder.path, engine, key)
-        session._names_itself = name is None
+        if name is None:
+            session._naming = Naming(home, folder, session._writer)
         session._start()
         return session
 
@@ -183,7 +177,8 @@ class Session:
             answers = [turn.id for turn in turns[1:]]
             self._change(Edit((*turns, SetPlace(answers[0]))))
             self._begin(answers)
-        self._take_name(text)
+        if self._naming:
+            self._naming.take(text)
         return user, answers
 
     def send_to(self, nodes: Sequence[int], text: str) -> list[int]:
@@ -350,24 +345,10 @@ class Session:
         """
         with self._closing:
             if self._goodbye is None:
-                self._goodbye = self._close()
+                unnamed = self._naming is not None and not self._naming.taken
+                opened = self._folder or self._path
+                self._goodbye = leave(self._home, opened, self._writer, self._running, unnamed)
         return self._goodbye
-
-    def _close(self) -> Goodbye:
-        begun = time.monotonic()
-        with self._lock:
-            branches = len([leaf for leaf in self.tree.leaves() if leaf])
-        pages, written = self._running.close() if self._running else (0, 0)
-        unwritten = self._writer.close()
-        unused = self._names_itself and self.tree.next_id == 1 and not self.tree.can_undo
-        command = "llamay" if unused else f"llamay --session {shlex.quote(self.name)}"
-        problem = None
-        if self._folder:
-            problem = leave(
-                self._home, self._folder, self.tree, unwritten=len(unwritten), unused=unused
-            )
-        seconds = time.monotonic() - begun
-        return Goodbye(branches, pages, written, seconds, command, problem)
 
     # --- within ---
 
@@ -410,20 +391,6 @@ class Session:
                 runner.stop(hidden)
         if nodes:
             runner.settle()
-
-    def _take_name(self, text: str) -> None:
-        """Names a session that has no name yet after its first message."""
-        with self._lock:
-            folder = self._folder if self._names_itself else None
-            self._names_itself = False
-        if folder is not None:
-            rename = lambda: self._rename(folder, text)  # noqa: E731
-            self._writer.later(lambda: Told(then=rename))
-
-    def _rename(self, folder: SessionFolder, text: str) -> None:
-        with suppress(SessionError):  # then it keeps the name it has
-            Catalog(self._home).rename(folder, text)
-        self._writer.tell(TreeChanged((self.tree.root.id,)))
 
     def _begin(self, answers: Sequence[int]) -> None:
         self._require().runner.start(answers)
