@@ -26,6 +26,8 @@ class Request:
               wrote; the answer then goes on as if it had never stopped
     priority: higher ones are read first
     speculate: whether likely tokens are computed ahead; the answer is the same without
+    keep_read: whether what was read stays, a branch for each answer, if it is cancelled before all
+              was
     """
 
     ids: Sequence[int]
@@ -34,6 +36,7 @@ class Request:
     answered: int = 0
     priority: int = 0
     speculate: bool = True
+    keep_read: bool = False
 
 
 class Generation:
@@ -43,6 +46,7 @@ class Generation:
     done:     set when nothing more will happen
     branches: from the first event of an answer on, one for each answer; the one that was read if no
               answer was asked for
+    reading:  what is read, from when it is taken up; grows step by step until the answers begin
     error:    what ended it, or None
     """
 
@@ -55,6 +59,7 @@ class Generation:
         self.priority = request.priority
         self.done = threading.Event()
         self.branches: list[Branch] = []
+        self.reading: Branch | None = None
         self.error: BaseException | None = None
         self.cancelled = False
         self.stopped: set[int] = set()  # branches that are cancelled by themselves

@@ -154,6 +154,7 @@ class Scheduler:
             self.counters.matched_tokens += context.length
             generation.unread = request.ids[context.length :]
         generation.contexts = [context]
+        generation.reading = self._new_branch(context)
         needed = context.length + len(generation.unread)
         if needed > self._context_size:
             raise ContextFullError(
@@ -236,9 +237,7 @@ class Scheduler:
         context = generation.contexts[0]
         if request.ids:
             self._cache.retain(context)
-        missing = len(request.params) - len(generation.contexts)
-        generation.contexts += [context.fork() for _ in range(missing)]
-        generation.branches = [self._new_branch(context) for context in generation.contexts]
+        self._branch_out(generation)
         events: list[Event] = []
         for index, params in enumerate(request.params):
             answer = Answer(
@@ -253,6 +252,12 @@ class Scheduler:
         for answer in generation.answers:
             events += answer.begin(self._last_logits(answer.context))
         return events
+
+    def _branch_out(self, generation: Generation) -> None:
+        """Gives each answer a context of its own, which continues from what was read."""
+        missing = len(generation.request.params) - len(generation.contexts)
+        generation.contexts += [generation.contexts[0].fork() for _ in range(missing)]
+        generation.branches = [self._new_branch(context) for context in generation.contexts]
 
     def _last_logits(self, context: Context) -> Float32Array:
         """Those that the context has, or computed again; no page is copied."""
@@ -289,6 +294,7 @@ class Scheduler:
         generation.error = error
         if generation.answers:
             return [event for a in generation.answers if not a.ended for event in a.fail(error)]
+        generation.reading = None
         if not generation.continues_given:
             for context in generation.contexts:
                 context.close()
@@ -310,7 +316,13 @@ class Scheduler:
         if generation.answers:
             return [e for a in generation.answers if not a.ended for e in a.end("cancelled")]
         error = CancelledError("the request was cancelled while it was read")
-        self._failed(generation, error)
+        if generation.request.keep_read and generation.contexts:
+            context = generation.contexts[0]
+            context.truncate(context.length)  # gives back what the rest would have filled
+            self._branch_out(generation)
+            generation.error, generation.unread = error, ()
+        else:
+            self._failed(generation, error)
         count = len(generation.request.params)
         if not count:
             return [Failed(0, error)]

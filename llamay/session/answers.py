@@ -23,6 +23,8 @@ from llamay.session.records import AppendIds, NodeState, Record, SetState, Setti
 from llamay.session.speed import MIN_TOKENS
 from llamay.session.writing import Told
 
+READ_S = 1.0  # after which what was read of a prompt since is saved
+
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 
 
@@ -43,8 +45,8 @@ class Answers:
     nodes:     the answer of each of the request's branches; length: tokens of each, all before
                included
     known:     tokens of the prompt that the request was not given, since they were known before
-    on_page:   called, with the answer, when there is more to save of it: at its first token, and
-               when a page is full
+    on_page:   called, with the answer, when there is more to save of it: now and then while its
+               prompt is read, at its first token, and when a page is full
     on_end:    called, with the answer, when its end is written
     """
 
@@ -68,6 +70,7 @@ class Answers:
         self.interrupted = False  # what is cancelled from now on is, because the session closes
         self.prefill_tokens_per_s: float | None = None
         self._count = [len(node.ids) for node in nodes]
+        self._read_saved_s = 0.0  # since the request came
         self._seconds = [node.seconds or 0.0 for node in nodes]
         self._begun = [False] * len(nodes)
         self._rest = [""] * len(nodes)  # text that came without tokens
@@ -102,12 +105,14 @@ class Answers:
         total, cached = event.total + self.known, event.cached + self.known
         if event.done >= MIN_TOKENS and event.seconds > 0:
             self.prefill_tokens_per_s = event.done / event.seconds
-        return Told(
-            events=[
-                AnswerProgress(node, total, cached, cached + event.done, event.seconds)
-                for node in self.nodes
-            ]
-        )
+        events = [
+            AnswerProgress(node, total, cached, cached + event.done, event.seconds)
+            for node in self.nodes
+        ]
+        if event.seconds < self._read_saved_s + READ_S:
+            return Told(events=events)
+        self._read_saved_s = event.seconds
+        return Told(events=events, then=lambda: self._on_page(self.nodes[0]))
 
     def _text(self, event: TextDelta) -> Told:
         node, branch = self.nodes[event.branch], event.branch

@@ -68,10 +68,13 @@ class Finder:
 
     def _in_memory(self, id: int, history: Sequence[int]) -> Context:
         """What any context holds of a history; one that others' numerics made if it holds more."""
-        self._states.remember(id)
-        context = self._engine.cache.match(history)
         beginning = self._states.beginning(id)
-        if beginning is None or beginning.length <= context.length:
+        if beginning is None:
+            return self._engine.cache.match(history)
+        self._engine.cache.retain(beginning)
+        context = self._engine.cache.match(history)
+        if beginning.length <= context.length:
+            beginning.close()
             return context
         context.close()
         beginning.truncate(min(beginning.length, len(history)))

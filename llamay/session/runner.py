@@ -208,6 +208,7 @@ class Runner:
                 start=None if exact else state.branch,
                 answered=len(nodes[0].ids),
                 priority=self._priority(answers.nodes),
+                keep_read=True,
             )
             self._announce(nodes, state, len(history))
             answers.generation = self._engine.submit(

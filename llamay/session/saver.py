@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from llamay.engine import Engine
@@ -38,7 +38,8 @@ class _Part:
 
 
 class Saver:
-    """Saves turns: all of those that have ended, whole pages of those that are being written."""
+    """Saves turns: all of those that have ended, whole pages of those that are being read or
+    written."""
 
     def __init__(
         self, writer: Writer, states: States, engine: Engine, folder: SessionFolder, weights: str
@@ -168,10 +169,10 @@ class Saver:
             piece = self._fitting(_Part(part.node, start, end, parent))
             if piece is None:
                 return False
-            name = self._write(piece)
-            if name is None:
+            ref = self._write(piece)
+            if ref is None or ref.end < piece.end:
                 return True
-            start, parent = piece.end, name
+            start, parent = ref.end, ref.name
         return True
 
     def _sync_journal(self) -> None:
@@ -196,35 +197,36 @@ class Saver:
         end = (part.start + fitting) // self._page_tokens * self._page_tokens
         return _Part(part.node, part.start, end, part.parent) if end > part.start else None
 
-    def _write(self, part: _Part, replaced: tuple[SegmentRef, ...] = ()) -> str | None:
-        """Writes a part and makes it one of its turn's segments, whose name it returns.
+    def _write(self, part: _Part, replaced: tuple[SegmentRef, ...] = ()) -> SegmentRef | None:
+        """Writes a part and makes it one of its turn's segments, which it returns.
 
-        None if memory does not have the part.
+        Of a part that is not in memory as a whole, the pages that are; None if there are none, or
+        it would replace more than that.
         """
-        fork = self._fork(part.node, part.end)
-        if fork is None:
-            return None
-        begun = time.monotonic()
-        files = self._folder.segments
-        name = files.new_name(part.node, part.start, part.end)
-        try:
+        with closing(self._fork(part.node, part.end)) as fork:
+            end = fork.length
+            if end < part.end:
+                end -= end % self._page_tokens
+            if end <= part.start or (replaced and end < part.end):
+                return None
+            begun = time.monotonic()
+            files = self._folder.segments
+            name = files.new_name(part.node, part.start, end)
             self._require_folder()
             info = write_segment(
                 files.path(name),
                 self._identity,
                 fork,
                 part.start,
-                part.end,
+                end,
                 parent=part.parent,
                 key=self._folder.key,
                 run=self._engine.call,
             )
-        finally:
-            fork.close()
         seconds = time.monotonic() - begun
         self._bytes_per_s = max(1e6, info.bytes / max(seconds, 1e-6))
         self.bytes_written += info.bytes
-        ref = SegmentRef(name, part.start, part.end, info.bytes)
+        ref = SegmentRef(name, part.start, end, info.bytes)
         with self._writer.lock:
             others = self._writer.tree.node(part.node).segments
             kept = [other for other in others if other not in replaced]
@@ -232,24 +234,20 @@ class Saver:
             self._writer.change(
                 SetSegments(part.node, segments), events=[Saved(part.node, info.bytes, seconds)]
             )
-        return name
+        return ref
 
-    def _fork(self, node: int, length: int) -> Context | None:
-        """A context of the first `length` tokens of a turn's history, if memory has them."""
-
-        def fork() -> Context | None:
-            fork = self._states.beginning(node)
-            if fork is None or fork.length < length:
-                return None
-            fork.truncate(length)
-            return fork
-
-        found = self._engine.call(fork)
-        if found is None:
+    def _fork(self, node: int, length: int) -> Context:
+        """A context of what memory has of the first `length` tokens of a turn's history."""
+        fork = self._states.beginning(node)
+        if fork is None or fork.length < length:
             with self._writer.lock:
                 history = self._writer.tree.history(node)
             found = self._engine.cache.match(history[:length])
-        return found if found.length == length else None
+            if fork is None or fork.length < found.length:
+                return found
+            found.close()
+        fork.truncate(min(length, fork.length))
+        return fork
 
     def _require_folder(self) -> None:
         if not self._folder.path.is_dir():

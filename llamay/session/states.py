@@ -1,7 +1,7 @@
 """Where the computed state of a session's turns is: in contexts, in segment files, or nowhere.
 
 A context is kept for each visible leaf, and the answers under way have theirs; every other turn is
-the beginning of one of these.
+the beginning of one of these. Of a prompt whose reading was stopped, a context holds whole pages.
 """
 
 from collections.abc import Sequence
@@ -136,9 +136,12 @@ class States:
                 return
             del self._under_way[node]
             if branch:
+                length = branch.length
+                if length < self._tree.length(node):  # so that all of it is saved
+                    length -= length % branch.context.layout.page_tokens
                 # Gives back pages that were reserved for a step which never came.
                 with suppress(ContextBusyError):
-                    branch.context.truncate(branch.length)
+                    branch.context.truncate(length)
                 self.keep(node, branch)
 
     def keep(self, node: int, branch: Branch) -> None:
@@ -196,23 +199,25 @@ class States:
             found = self._best(node)
         return found[1] if found else None
 
-    def remember(self, node: int) -> None:
-        """Has the cache find what contexts of the session hold of a turn's history."""
-        if (context := self.source(node)) is not None:
-            with suppress(ContextBusyError):  # what is under way was found when it was read
-                self._engine.cache.retain(context)
-
     def beginning(self, node: int) -> Context | None:
-        """A fork of what a context of the session holds of a turn's history."""
-        with self._writer.lock:
-            if (found := self._best(node)) is None:
-                return None
-            common, context = found
-            with suppress(ContextBusyError):
+        """A fork of what a context of the session holds of a turn's history.
+
+        May wait for the engine's step, so not for who holds the writer's lock.
+        """
+
+        def beginning() -> Context | None:
+            with self._writer.lock:
+                if (found := self._best(node)) is None:
+                    return None
+                common, context = found
                 fork = context.fork()
-                fork.truncate(common)
-                return fork
-        return None
+            fork.truncate(min(common, fork.length))  # a parked one may have gone meanwhile
+            return fork
+
+        try:
+            return beginning()
+        except ContextBusyError:
+            return self._engine.call(beginning)
 
     def where(self, id: int) -> Where:
         """See `Where`."""
@@ -221,7 +226,7 @@ class States:
             held, page_ids = self._held(id, tokens)
             holders = self._holders()
             on_disk = saved(self._tree, id, self._weights).end
-        own = sum(len(holders[page]) == 1 for page in page_ids)
+        own = sum(len(holders.get(page, ())) == 1 for page in page_ids)
         return Where(tokens, own, len(page_ids) - own, _place(tokens, held, on_disk))
 
     def page_map(self, id: int) -> tuple[PageCell, ...]:
@@ -235,7 +240,7 @@ class States:
         size = self._engine.cache.store.layout.page_tokens
         for page, start in enumerate(range(0, tokens, size)):
             end = min(start + size, tokens)
-            who = tuple(holders[page_ids[page]]) if page < len(page_ids) else ()
+            who = tuple(holders.get(page_ids[page], ())) if page < len(page_ids) else ()
             cells.append(PageCell(start, end, who, len(who) == 1, _place(end, held, on_disk)))
         return tuple(cells)
 
@@ -275,7 +280,10 @@ class States:
         return held, list(context.page_ids)[: -(-held // size)]
 
     def _holders(self) -> dict[int, list[int]]:
-        """The leaves that hold each page; counted anew when a context has another last page."""
+        """The leaves that hold each page; counted anew when a context has another last page.
+
+        The engine goes on meanwhile: it may have given up a page that a context had just now.
+        """
         pages = {node: list(context.page_ids) for node, context in self._contexts().items()}
         ends = {node: (len(ids), ids[-1:]) for node, ids in pages.items()}
         if ends != self._counted[0]:
@@ -316,9 +324,11 @@ class States:
 
 
 def _branch(answers: Answers, node: int) -> Branch | None:
-    branches = answers.generation.branches if answers.generation else []
-    index = answers.nodes.index(node)
-    return branches[index] if index < len(branches) else None
+    """What an answer has by now; of a prompt that is read, what is read of it."""
+    generation = answers.generation
+    if generation and generation.branches:
+        return generation.branches[answers.nodes.index(node)]
+    return generation.reading if generation else None
 
 
 def _place(tokens: int, held: int, on_disk: int) -> Place:

@@ -339,6 +339,34 @@ def test_a_prefill_that_is_cancelled_leaves_nothing_to_match(engine: Engine) -> 
     engine.cache.check()
 
 
+def test_what_was_read_stays_for_who_asked_for_it(engine: Engine) -> None:
+    ids = prompt_ids(4000)
+    generation: list[Generation] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, PrefillProgress) and event.done > 500:
+            generation[0].cancel()
+
+    request = Request(ids, (PARAMS[0],) * 2, keep_read=True)
+    generation.append(engine.submit(request, listen))
+    assert generation[0].done.wait(30)
+    first, second = generation[0].branches
+    assert 500 < first.length == second.length < 4000
+    assert list(first.tokens) == ids[: first.length]
+    assert engine.cache.match(ids).length == 0, "the tree has nothing of it"
+    page_tokens = engine.cache.store.layout.page_tokens
+    assert engine.cache.live_pages == -(-first.length // page_tokens), "nothing is reserved"
+    rest = engine.prefill(ids[first.length :], start=first)
+    (told,) = collect(engine.generate([rest], [PARAMS[0]]), 1)
+    engine.cache.clear_tree()
+    assert told == answer(engine, ids, PARAMS[0])
+    for branch in (first, second, rest):
+        branch.close()
+    engine.cache.clear_tree()
+    assert engine.cache.live_pages == 0
+    engine.cache.check()
+
+
 def test_cancel_within_a_step_publishes_nothing_of_it(tiny_path: Path) -> None:
     engine = Engine.load(str(tiny_path), threads=2, page_tokens=16)
     context, ids = engine.cache.new_context(), prompt_ids(6000)

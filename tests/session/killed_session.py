@@ -1,7 +1,7 @@
 """A process that talks in a session, for a test to kill: python -m ... HOME MODEL.
 
 It prints what a screen would have shown, a line of JSON each, before it goes on: `ready`, tokens of
-answers, turns, saved files, and `done` when the script is over.
+answers, how far a prompt is read, turns, saved files, and `done` when the script is over.
 """
 
 import json
@@ -9,10 +9,12 @@ import os
 import sys
 from pathlib import Path
 
+import llamay.engine.scheduler
+import llamay.session.answers
 import llamay.session.saver
-from llamay.events import AnswerText, Saved, SessionEvent
+from llamay.events import AnswerProgress, AnswerText, Saved, SessionEvent
 from llamay.session import Session, Settings
-from tests.session.talking import Ear, engine_of
+from tests.session.talking import LONG, Ear, engine_of
 
 SETTINGS = Settings(max_tokens=100, seed=11, repeat_penalty=1.1)
 PROMPT = "one two three four five six seven eight nine ten " * 4
@@ -29,13 +31,15 @@ class Screen(Ear):
     def __call__(self, event: SessionEvent) -> None:
         if isinstance(event, AnswerText):
             show(node=event.node, ids=event.ids, logprobs=event.logprobs, text=event.text)
+        elif isinstance(event, AnswerProgress):
+            show(read=event.done)
         elif isinstance(event, Saved):
             show(saved=event.node)
         super().__call__(event)
 
 
 def talk(home: Path, model: Path) -> None:
-    """Forks, generates, edits, saves, sweeps, closes and opens again."""
+    """Forks, generates, edits, saves, sweeps, closes while it reads, and opens again."""
     with engine_of(model, step_s=STEP_S) as engine:
         session = Session.create(home, engine, "s", settings=SETTINGS)
         screen = Screen()
@@ -52,13 +56,16 @@ def talk(home: Path, model: Path) -> None:
         screen.wait_ended(fourth)
         session.save()
         show(turns=sorted(session.tree.nodes))
+        _, (long,) = session.send(LONG, at=first)
+        screen.wait_read(long, 1000)
         session.close()
         session = Session.open(home, "s", engine)
         show(turns=sorted(session.tree.nodes))
         screen = Screen()
         session.subscribe(screen)
+        session.resume(long)
         fifth, sixth = session.send_to([second, fourth], "and on")
-        screen.wait_ended(fifth, sixth)
+        screen.wait_ended(long, fifth, sixth)
         session.undo()
         screen.wait_tokens(fifth, 100)
         session.close()
@@ -66,5 +73,6 @@ def talk(home: Path, model: Path) -> None:
 
 
 if __name__ == "__main__":
-    llamay.session.saver.IDLE_S = 0.02
+    llamay.engine.scheduler.MAX_STEP_TOKENS = 64
+    llamay.session.answers.READ_S = llamay.session.saver.IDLE_S = 0.02
     talk(Path(sys.argv[1]), Path(sys.argv[2]))

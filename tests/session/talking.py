@@ -2,14 +2,23 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llamay.engine import Engine, Request
-from llamay.events import AnswerEnded, AnswerFailed, AnswerText, Event, SessionEvent, TextDelta
+from llamay.events import (
+    AnswerEnded,
+    AnswerFailed,
+    AnswerProgress,
+    AnswerText,
+    Event,
+    SessionEvent,
+    TextDelta,
+)
+from llamay.mlx_kernels import Control
 from llamay.sampling import SamplingParams
 from llamay.session import Session
 from llamay.session.tree import Tree
@@ -62,6 +71,15 @@ class Ear:
         with self.changed:
             assert self.changed.wait_for(lambda: told() >= count, 60), f"{told()} of {count}"
 
+    def wait_read(self, node: int, count: int) -> None:
+        """Until so many tokens of an answer's prompt are read."""
+
+        def read() -> int:
+            return max([e.done for e in self.of(AnswerProgress) if e.node == node], default=0)
+
+        with self.changed:
+            assert self.changed.wait_for(lambda: read() >= count, 60), f"{read()} of {count}"
+
 
 def hear(session: Session) -> Ear:
     ear = Ear()
@@ -73,16 +91,29 @@ def hear(session: Session) -> Ear:
 def engine_of(model: Path, step_s: float = 0.0, **options: Any) -> Iterator[Engine]:
     """step_s: what a step takes at least, so that there is a time between steps"""
     with Engine.load(str(model), threads=1, **options) as engine:
-        forward = engine.model.decoder.forward
 
-        def slowed(*arguments: Any) -> Any:
+        def slowed(step: Callable[[], Any], control: Control) -> Any:
             time.sleep(step_s)
-            return forward(*arguments)
+            return step()
 
         if step_s:
-            engine.model.decoder.forward = slowed  # type: ignore[method-assign]
+            around_steps(engine, slowed)
         yield engine
         engine.cache.check()
+
+
+def around_steps(
+    engine: Engine, around: Callable[[Callable[[], Any], Control], Any]
+) -> Callable[[], None]:
+    """Has `around` run each step, which it is given with its control; returns what ends that."""
+    decoder = engine.model.decoder
+    forward = decoder.forward
+
+    def wrapped(*arguments: Any) -> Any:
+        return around(lambda: forward(*arguments), arguments[2])
+
+    decoder.forward = wrapped  # type: ignore[method-assign]
+    return lambda: setattr(decoder, "forward", forward)
 
 
 @dataclass

@@ -108,28 +108,29 @@ def check(home: Path, model: Path, reference: Engine, shown: Shown) -> str:
         states = []
         for answer in list(session.tree.nodes.values()):
             if answer.state == "interrupted":
-                states.append(len(answer.ids))
                 before = engine.counters.prefilled_tokens
                 id = answer.id if answer.ids else answer.parent
+                known = bool(session.tree.node(id).ids)
                 length = session.tree.length(id)
                 on_disk = saved(session.tree, id, answer.model or "").end
+                states.append((len(answer.ids), on_disk, length))
                 session.resume(answer.id)
                 ear.wait_ended(answer.id)
                 prefilled = engine.counters.prefilled_tokens - before
-                if id == answer.id:
+                if known:
                     assert prefilled <= length - on_disk, "what was saved was computed again"
                 assert session.tree.node(answer.id).state == "done"
         for answer in session.tree.nodes.values():
             if answer.role == "assistant" and answer.state == "done":
                 assert written(session.tree, answer.id) == plain(reference, session, answer.id)
         session.close()
-    return f"{len(shown)} lines, {states} tokens of interrupted answers"
+    return f"{len(shown)} lines; interrupted (tokens, on disk, of): {states}"
 
 
 def run(tmp_path: Path, model: Path, reference: Engine, seed: int, whole: Shown) -> None:
     """Kills the script while it generates, or while it saves, closes, sweeps and opens."""
     moments = random.Random(seed)
-    ends = [i for i, line in enumerate(whole) if not {"node", "saved"} & line.keys()]
+    ends = [i for i, line in enumerate(whole) if not {"node", "saved", "read"} & line.keys()]
     lines = moments.choice(ends) if seed % 3 == 0 else moments.randrange(1, len(whole))
     home = tmp_path / str(seed)
     process = Process(home, model)
