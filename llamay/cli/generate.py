@@ -119,7 +119,7 @@ def _in_session(
         if chosen is not None:
             session.go(answered.nodes[chosen])
     finally:
-        session.close()
+        goodbye = session.close()
     timings = {
         "open_s": opened - begun,
         "prefill_s": answered.prefill_s,
@@ -136,6 +136,8 @@ def _in_session(
     _print(figures, answered.choices, chosen, timings, as_json)
     if answered.errors:
         raise SessionError(answered.errors[0])
+    if goodbye.problem:
+        raise SessionError(goodbye.problem)
 
 
 def _print(

@@ -87,11 +87,15 @@ def open_session(
     made_with = catalog.read(name, key).tree.info.model
     engine = replace(options, model=chosen or made_with).load()
     session = Session.open(data_dir(), name, engine, key)
-    if session.read_only and chosen:
-        session.continue_with_model()
     if session.read_only:
-        session.close()
-        raise SessionError(f"{session.read_only}; -m MODEL does")
+        weights = engine.model.identity().weights_sha256
+        try:
+            if not chosen and session.tree.info.weights_sha256 != weights:
+                raise SessionError(f"{session.read_only}; -m MODEL does")
+            session.continue_with_model()
+        except SessionError:
+            session.close()
+            raise
     return session, settings
 
 

@@ -47,13 +47,15 @@ def leave(
     tree = writer.tree
     with writer.lock:
         branches = len([leaf for leaf in tree.leaves() if leaf])
-    pages, written = running.close() if running else (0, 0)
+    pages, written, trouble = running.close() if running else (0, 0, None)
     unwritten = writer.close()
     unused = unnamed and tree.next_id == 1 and not tree.can_undo
     command = "llamay" if unused else f"llamay --session {shlex.quote(opened.name)}"
     problem = None
     if isinstance(opened, SessionFolder):
         problem = _close(home, opened, tree, len(unwritten), unused)
+    if trouble and not problem:
+        problem = f"{trouble}; the text is saved, and is read again when it is continued"
     return Goodbye(branches, pages, written, time.monotonic() - begun, command, problem)
 
 

@@ -42,8 +42,11 @@ class Running:
             self.saver.flush()
             self._writer.checkpoint().result()
 
-    def close(self) -> tuple[int, int]:
-        """Interrupts answers and saves what time allows; returns pages held and bytes written."""
+    def close(self) -> tuple[int, int, str | None]:
+        """Interrupts answers and saves what time allows.
+
+        Returns pages held, bytes written, and why some could not be, a sentence or None.
+        """
         begun = time.monotonic()
         self.runner.close(begun + ENGINE_S)
         self._writer.flush(ENGINE_S)
@@ -53,9 +56,9 @@ class Running:
         with self._writer.lock:
             tree = self._writer.tree
             here = [leaf for leaf in tree.leaves() if tree.place in tree.path(leaf)]
-        self.saver.close(begun + CLOSE_S, first=here)
+        trouble = self.saver.close(begun + CLOSE_S, first=here)
         self.states.close()
-        return pages, self.saver.bytes_written
+        return pages, self.saver.bytes_written, trouble
 
     def _forget_missing(self, folder: SessionFolder) -> None:
         """Takes segments out of the tree whose files are not there any more."""

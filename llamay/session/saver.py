@@ -78,10 +78,11 @@ class Saver:
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._busy and (not self._waiting or self._trouble))
 
-    def close(self, deadline: float, first: Collection[int]) -> None:
+    def close(self, deadline: float, first: Collection[int]) -> str | None:
         """Saves as much of what was asked for as can be before `deadline` (monotonic clock).
 
         first: turns that go before others
+        Returns why something could not be written, a sentence, or None.
         """
         with self._wake:
             self._deadline = deadline
@@ -89,6 +90,7 @@ class Saver:
             self._waiting = dict.fromkeys(waiting)
             self._wake.notify_all()
         self._thread.join()
+        return self._trouble
 
     def _run(self) -> None:
         while True:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamay import cli
+from llamay.errors import SnapshotError
 from llamay.session import Session, Settings
 from llamay.session.catalog import Catalog
 from llamay.session.loading import load
@@ -146,6 +148,31 @@ def test_a_session_of_other_weights_goes_on_only_if_asked(
     code, _, err = run("--session", "s", "-m", wandering, "-p", "again", "--max-tokens", 2)
     assert code == 0
     assert "another model wrote" in err or "tokenised anew" in err
+
+
+def test_what_cannot_be_written_is_told(
+    run: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("--session", "s", "-m", model, "-p", "hello")
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llamay.session.lock.fcntl.flock", read_only)
+        code, out, err = run("--session", "s", "-p", "again")
+    assert (code, out) == (1, "")
+    assert "Read-only file system" in err
+    assert "-m MODEL" not in err
+
+    def full(*_: object, **__: object) -> None:
+        raise SnapshotError("the disk is full")
+
+    monkeypatch.setattr("llamay.session.saver.write_segment", full)
+    code, out, err = run("--session", "s", "-p", "again")
+    assert (code, out) == (1, "Fine.\n")
+    assert "the disk is full; the text is saved" in err
+    assert len(load(home / "sessions" / "s").tree.nodes) == 5
 
 
 def test_ctrl_c_keeps_what_came(wandering: Path, home: Path, run: Run) -> None:

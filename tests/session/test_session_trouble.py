@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from llamay.engine import Engine
-from llamay.errors import SessionError
+from llamay.errors import SessionError, SnapshotError
 from llamay.events import AnswerEnded, AnswerFailed, AnswerText, Notice, SessionEvent
 from llamay.session import Session, Settings
 from llamay.session.catalog import Catalog
@@ -126,6 +126,26 @@ def test_closing_on_a_full_disk_keeps_what_was_saved(
     assert again.tree.node(first).ids == session.tree.node(first).ids
     assert second not in again.tree.nodes
     again.close()
+
+
+def test_closing_says_what_state_could_not_be_saved(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session.create(tmp_path, engine, "s", settings=Settings(max_tokens=70))
+    ear = hear(session)
+
+    def full(*_: object, **__: object) -> None:
+        raise SnapshotError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llamay.session.saver.write_segment", full)
+        _, (answer,) = session.send("one")
+        ear.wait_ended(answer)
+        problem = session.close().problem
+    assert problem == "the disk is full; the text is saved, and is read again when it is continued"
+    again = Session.open(tmp_path, "s", engine)
+    assert again.tree.node(answer).ids == session.tree.node(answer).ids
+    assert again.close().problem is None
 
 
 def test_a_folder_that_is_gone_is_told_and_not_made_again(
