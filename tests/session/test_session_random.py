@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from llamay.engine import Engine
 from llamay.errors import LlamayError
 from llamay.events import Notice
 from llamay.sampling import SamplingParams
 from llamay.session import Session, Settings
 from llamay.session.records import RUNNING
+from llamay.session.states import saved
 from tests.scripted_model import write_endless_model
-from tests.session.talking import engine_of, hear, plain, written
+from tests.session.talking import LONG, Ear, engine_of, hear, plain, written
 
 TOKENS = 40
 
@@ -32,6 +34,7 @@ def act(session: Session, moments: random.Random) -> None:
     at = id if node.role != "user" else node.parent
     actions = {
         "send": lambda: session.send("word " * moments.randrange(1, 60), at, 2),
+        "send long": lambda: session.send(LONG, at),
         "send to": lambda: session.send_to([at], "more"),
         "regenerate": lambda: session.regenerate(id, moments.randrange(1, 3)),
         "stop": lambda: session.stop(moments.choice([None, id])),
@@ -44,7 +47,7 @@ def act(session: Session, moments: random.Random) -> None:
         "see": lambda: (session.where(id), session.page_map(id), session.figures()),
         "save": lambda: session.save(wait=False),
     }
-    weights = [4, 1, 2, 3, 5, 1, 1, 1, 2, 1, 3, 1]
+    weights = [4, 1, 1, 2, 3, 5, 1, 1, 1, 2, 1, 3, 1]
     with suppress(LlamayError):
         moments.choices(list(actions.values()), weights)[0]()
 
@@ -54,6 +57,25 @@ def wait_until_quiet(session: Session) -> None:
     while any(node.state in RUNNING for node in session.tree.nodes.values()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def is_unread(session: Session, id: int) -> bool:
+    """Whether it is an answer that was stopped while its message was read, or before."""
+    node = session.tree.node(id)
+    return node.state == "stopped" and not node.ids and bool(session.tree.node(node.parent).ids)
+
+
+def read_on(model: Path, session: Session, engine: Engine, ear: Ear, leaf: int) -> None:
+    """Nothing that was saved is read again, and the answer is that of one reading."""
+    node, weights = session.tree.node(leaf), session.tree.info.weights_sha256 or ""
+    on_disk = saved(session.tree, leaf, weights).end
+    prefilled = engine.counters.prefilled_tokens
+    session.resume(leaf)
+    ear.wait_ended(leaf)
+    read = engine.counters.prefilled_tokens - prefilled
+    assert read <= session.tree.length(node.parent) - on_disk
+    params = SamplingParams(max_tokens=TOKENS, seed=node.seed or 0)
+    assert written(session.tree, leaf) == plain(model, session.tree.history(node.parent), params)
 
 
 def run(model: Path, home: Path, seed: int, seconds: float) -> None:
@@ -83,6 +105,9 @@ def run(model: Path, home: Path, seed: int, seconds: float) -> None:
             time.sleep(0.01)
         assert ear.of(Notice) == []
         assert engine.counters.prefilled_tokens == 0
+        unread = [id for id in session.tree.leaves() if is_unread(session, id)]
+        for leaf in moments.sample(unread, min(3, len(unread))):
+            read_on(model, session, engine, ear, leaf)
         for leaf in moments.sample(leaves, min(3, len(leaves))):
             node = session.tree.node(leaf)
             assert node.ids == before.node(leaf).ids
