@@ -1,18 +1,19 @@
 """Measures a model on this machine: prefill, decode, fork, snapshot, restore.
 
-Every figure is the median of some repetitions, each on fresh state.
+Every figure is the median of some repetitions, each on fresh state. What a GPU had to do is told
+with prefill and decode, as means over the repetitions.
 """
 
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llamay.engine import Branch, Engine
-from llamay.mlx_kernels import Control
+from llamay.mlx_kernels import Control, DeviceUse, StepLogits
 from llamay.model.decoder import Rows
 
 T = TypeVar("T")
@@ -35,10 +36,12 @@ def run_bench(engine: Engine, options: BenchOptions) -> Iterator[tuple[str, Any]
     Phases: prefill, decode, batch (a list), fork, snapshot, restore, restore_speedup.
     """
     ids = [(7919 * i + 1) % engine.model.decoder.vocab_size for i in range(options.prompt)]
+    device = _Device(engine)
     prefill_s, branch = _median(options, lambda: _prefill(engine, ids), _close)
-    yield "prefill", _rate(len(ids), prefill_s)
+    yield "prefill", _rate(len(ids), prefill_s) | device.use_since(options.repetitions)
     decode_s, _ = _median(options, lambda: _decode(engine, branch.fork(), options.gen), _nothing)
-    yield "decode", _rate(options.gen, decode_s)
+    use = device.use_since(options.repetitions * options.gen)
+    yield "decode", _rate(options.gen, decode_s) | use
     yield "batch", list(_batches(engine, branch, options))
     yield "fork", _forks(engine, branch, options)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,14 +68,41 @@ def _decode(engine: Engine, branches: Sequence[Branch], steps: int) -> tuple[flo
         tokens = [index % decoder.vocab_size for index in range(len(branches))]
         start = time.perf_counter()
         for _ in range(steps):
-            rows = [Rows(b.context, [token]) for b, token in zip(branches, tokens, strict=True)]
-            logits = decoder.forward(engine.cache, rows, Control())
-            tokens = [int(row.argmax()) for row in logits]
+            rows = [
+                Rows(b.context, [token], best=1) for b, token in zip(branches, tokens, strict=True)
+            ]
+            found = decoder.step(engine.cache, rows, Control())
+            tokens = [_likeliest(found, row) for row in range(len(branches))]
         return time.perf_counter() - start
 
     seconds = engine.call(decode)
     _close_all(branches)
     return seconds, None
+
+
+def _likeliest(found: StepLogits, row: int) -> int:
+    best = found.best_of(row)
+    return int(best.ids[0] if best else found.logits[row].argmax())
+
+
+class _Device:
+    """Tells phases apart in what a GPU had to do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._use = engine.model.decoder.kernels.device_use
+        self._before = DeviceUse()
+
+    def use_since(self, runs: int) -> dict[str, Any]:
+        """What each of so many runs took since the last call; nothing on the CPU."""
+        if self._use is None:
+            return {}
+        before, self._before = self._before, replace(self._use)
+        return {
+            "device": {
+                name: (getattr(self._use, name) - getattr(before, name)) / runs
+                for name in ("dispatches", "submissions", "seconds")
+            }
+        }
 
 
 def _batches(engine: Engine, base: Branch, options: BenchOptions) -> Iterator[dict[str, Any]]:

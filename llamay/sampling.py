@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamay.errors import UsageError
-from llamay.mlx_kernels import Float32Array
+from llamay.mlx_kernels import Best, Float32Array
 from llamay.mlx_kernels.cpu import log_sum_exp, sample
 
+MAX_BEST = 64  # logits that a device is asked to find
 PENALTY_WINDOW = 64  # tokens that repeat_penalty looks back, as in llama.cpp
 MAX_SEED = 2**64 - 1
 _MASK = 2**32 - 1
@@ -69,30 +70,59 @@ def _require(name: str, value: object, ok: bool, expected: str) -> None:
         raise UsageError(f"{name}: expected {expected}, found {value}")
 
 
+def best_wanted(params: SamplingParams) -> int:
+    """How many of the largest logits `choose` is given best; it reads no others if they suffice."""
+    return _enough(params) or 1
+
+
 def choose(
-    logits: Float32Array, params: SamplingParams, history: Sequence[int], generated: Sequence[int]
+    logits: Float32Array,
+    params: SamplingParams,
+    history: Sequence[int],
+    generated: Sequence[int],
+    best: Best | None = None,
 ) -> tuple[int, float]:
     """The next token and its log-probability under the model; changes nothing.
 
     logits:    [vocab] float32, of the position before the next
     history:   all tokens before the next; their count is the next token's position
     generated: those of them that this answer wrote
+    best:      `best_wanted` or more of the logits, where a device found them
+    Which token it is does not depend on whether `best` is given.
     """
-    raw = logits
-    if _penalises(params):
-        logits = _penalised(logits, params, history[-PENALTY_WINDOW:], generated)
-    if params.temperature == 0:
-        token = int(np.argmax(logits))  # the first, so ties go to the lower id
+    enough = _enough(params)
+    if best is not None and 0 < enough < len(logits):
+        token = int(best.ids[_drawn(best.values[:enough], params, len(history))])
+    elif _penalises(params):
+        penalised = _penalised(logits, params, history[-PENALTY_WINDOW:], generated)
+        token = _drawn(penalised, params, len(history))
     else:
-        token = sample(
-            logits,
-            temperature=params.temperature,
-            top_k=min(params.top_k, len(logits)),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            uniform=uniform(params.seed, len(history)),
-        )
-    return token, float(raw[token]) - log_sum_exp(raw)
+        token = _drawn(logits, params, len(history))
+    total = log_sum_exp(logits) if best is None else best.log_sum_exp
+    return token, float(logits[token]) - total
+
+
+def _enough(params: SamplingParams) -> int:
+    """How many of the largest logits decide; 0 if that may take all."""
+    if _penalises(params):
+        return 0
+    if params.temperature == 0:
+        return 1
+    return params.top_k if params.top_k <= MAX_BEST else 0
+
+
+def _drawn(logits: Float32Array, params: SamplingParams, position: int) -> int:
+    """The index of the logit that is chosen."""
+    if params.temperature == 0:
+        return int(np.argmax(logits))  # the first, so ties go to the lower id
+    return sample(
+        logits,
+        temperature=params.temperature,
+        top_k=min(params.top_k, len(logits)),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        uniform=uniform(params.seed, position),
+    )
 
 
 def _penalises(params: SamplingParams) -> bool:

@@ -14,7 +14,16 @@ from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 from llamay.kv import Cache, Context
 from llamay.kv.snapshot import Extended
-from llamay.mlx_kernels import ByteArray, Control, Float32Array, Program, RunStep, Slabs, Step
+from llamay.mlx_kernels import (
+    ByteArray,
+    Control,
+    Float32Array,
+    Program,
+    RunStep,
+    Slabs,
+    Step,
+    StepLogits,
+)
 from llamay.mlx_kernels.cpu import CpuKernels
 from llamay.model.decoder import Decoder, Rows
 from llamay.tokenizer import Tokenizer
@@ -146,11 +155,12 @@ def in_kernels(**wanted: object) -> Patch:
         def prepare(self: CpuKernels, program: Program) -> RunStep:
             run = real_prepare(self, program)
 
-            def off(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
-                logits = run(step, slabs, control)
-                assert logits is not None
-                logits[len(logits) // 2, 7] = next_up(logits[len(logits) // 2, 7])
-                return logits
+            def off(step: Step, slabs: Slabs, control: Control) -> StepLogits | None:
+                found = run(step, slabs, control)
+                assert found is not None
+                row = found.logits[len(found.logits) // 2]
+                row[7] = next_up(row[7])
+                return found
 
             return off if self in faulty else run
 

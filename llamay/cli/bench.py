@@ -79,7 +79,7 @@ def _table(figures: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             name,
             f"{figures[name]['tokens_per_s']:.1f} tok/s",
             format_time(figures[name]["seconds"]),
-            "",
+            _device(figures[name].get("device"), per_token=name == "decode"),
         )
         for name in ("prefill", "decode")
     ]
@@ -115,6 +115,15 @@ def _table(figures: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         )
     )
     return rows
+
+
+def _device(use: dict[str, float] | None, per_token: bool) -> str:
+    if use is None:
+        return ""
+    return (
+        f"{use['dispatches']:.0f} dispatches, {use['submissions']:.0f} submissions, "
+        f"{format_time(use['seconds'])} in kernels" + per_token * ", per token"
+    )
 
 
 def _bandwidth(figures: dict[str, Any]) -> str:

@@ -6,9 +6,9 @@ from llamay.engine.lookup import PromptLookup
 from llamay.engine.stop_text import StopText
 from llamay.events import Event, Failed, Finished, FinishReason, TextDelta
 from llamay.kv import Context
-from llamay.mlx_kernels import Float32Array
+from llamay.mlx_kernels import StepLogits
 from llamay.model.decoder import Rows
-from llamay.sampling import SamplingParams, choose
+from llamay.sampling import SamplingParams, best_wanted, choose
 from llamay.tokenizer import StreamingDecoder, Tokenizer
 
 
@@ -43,7 +43,7 @@ class Answer:
         self._ids = self._history[len(self._history) - answered :]
         for token in self._ids:
             self._stop.feed(self._decoder.feed(token))
-        self._logits: Float32Array | None = None  # of the last committed position
+        self._found: tuple[StepLogits, int] | None = None  # and the last committed position's row
         self._chosen = (0, 0.0)  # the next token and its log-probability
         self._draft: list[int] = []
         self._lookup = PromptLookup()
@@ -57,9 +57,14 @@ class Answer:
         """Whether it has told its end."""
         return self.failed or self._reason is not None
 
-    def begin(self, logits: Float32Array) -> list[Event]:
-        """logits: [vocab] float32 of the context's last position."""
-        self._logits = logits
+    @property
+    def best_wanted(self) -> int:
+        """How many of a row's largest logits `begin` and `advance` want."""
+        return best_wanted(self._params)
+
+    def begin(self, found: StepLogits) -> list[Event]:
+        """found: one row, the context's last position."""
+        self._found = found, 0
         self._choose()
         return self._ending()
 
@@ -70,18 +75,18 @@ class Answer:
         """
         self._draft = self._drafted(step_rows) if speculate else []
         tokens = [self._chosen[0], *self._draft]
-        return Rows(self.context, tokens, logits=len(tokens))
+        return Rows(self.context, tokens, len(tokens), self.best_wanted)
 
-    def advance(self, logits: Float32Array) -> list[Event]:
-        """Takes a step's logits [len(rows), vocab]; the context then ends at what is kept of it."""
-        start = self.context.length - len(logits)
+    def advance(self, found: StepLogits) -> list[Event]:
+        """Takes the logits of a step's rows; the context then ends at what is kept of it."""
+        start = self.context.length - len(found.logits)
         first = len(self._ids)
-        logprobs, text = [self._chosen[1]], [self._commit(logits[0])]
-        for guess, following in zip(self._draft, logits[1:], strict=True):
+        logprobs, text = [self._chosen[1]], [self._commit(found, 0)]
+        for row, guess in enumerate(self._draft, 1):
             if self._reason or self._chosen[0] != guess:
                 break
             logprobs.append(self._chosen[1])
-            text.append(self._commit(following))
+            text.append(self._commit(found, row))
         if self._draft:
             right = len(logprobs) - 1
             self.drafted += len(self._draft)
@@ -101,9 +106,9 @@ class Answer:
         self.failed = True
         return [Failed(self.index, error)]
 
-    def _commit(self, logits: Float32Array) -> str:
-        """Takes up the chosen token, whose logits these are, and chooses the next."""
-        self._logits = logits
+    def _commit(self, found: StepLogits, row: int) -> str:
+        """Takes up the chosen token, whose logits this row has, and chooses the next."""
+        self._found = found, row
         token = self._chosen[0]
         self.written += 1
         self._ids.append(token)
@@ -113,8 +118,11 @@ class Answer:
         return text
 
     def _choose(self) -> None:
-        assert self._logits is not None
-        self._chosen = choose(self._logits, self._params, self._history, self._ids)
+        assert self._found is not None
+        found, row = self._found
+        self._chosen = choose(
+            found.logits[row], self._params, self._history, self._ids, found.best_of(row)
+        )
         self._reason = self._end(self._chosen[0])
 
     def _end(self, token: int) -> FinishReason | None:
@@ -140,9 +148,10 @@ class Answer:
     def _ending(self) -> list[Event]:
         if self._reason is None:
             return []
-        if self._logits is not None:
+        if self._found is not None:
+            found, row = self._found
             # A copy: the row is a view into what the whole batch computed.
-            self.context.logits = self._logits.copy()
+            self.context.logits = found.logits[row].copy()
         events: list[Event] = []
         if rest := self._stop.feed(self._decoder.flush()) + self._stop.flush():
             events.append(TextDelta(self.index, (), (), rest))

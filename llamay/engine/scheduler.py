@@ -16,7 +16,7 @@ from llamay.engine.model import Model
 from llamay.errors import CancelledError, ContextFullError, UsageError
 from llamay.events import Event, Failed, Finished, PrefillProgress
 from llamay.kv import Cache, Context
-from llamay.mlx_kernels import Control, Float32Array
+from llamay.mlx_kernels import Control, Float32Array, StepLogits
 from llamay.model.decoder import Rows
 
 STEP_SECONDS = 0.05  # a step's share of reading is chosen so that it lasts about this long
@@ -48,7 +48,7 @@ class _Part:
 
     generation: Generation
     rows: Rows
-    advance: Callable[[Float32Array], list[Event]]
+    advance: Callable[[StepLogits], list[Event]]
     fail: Callable[[BaseException], list[Event]]
 
 
@@ -183,7 +183,7 @@ class Scheduler:
         return _Part(
             generation,
             Rows(generation.contexts[0], chunk, logits=int(last)),
-            lambda logits: self._read(generation, len(chunk), logits),
+            lambda found: self._read(generation, len(chunk), found.logits),
             lambda error: self._failed(generation, error),
         )
 
@@ -199,10 +199,9 @@ class Scheduler:
                 # Until drafts are judged: nobody may fork what is not certain.
                 for part in parts:
                     owned.enter_context(part.rows.context.in_use())
-                logits = self._model.decoder.forward(
-                    self._cache, [part.rows for part in parts], self._control
-                )
-                told = _advance(parts, logits)
+                rows = [part.rows for part in parts]
+                found = self._model.decoder.step(self._cache, rows, self._control)
+                told = _advance(parts, found)
         except CancelledError:
             return  # the next step begins with taking out what was cancelled
         except Exception as error:
@@ -250,7 +249,9 @@ class Scheduler:
             )
             generation.answers.append(answer)
         for answer in generation.answers:
-            events += answer.begin(self._last_logits(answer.context))
+            last = self._last_logits(answer.context)[None]
+            best = self._model.decoder.kernels.best(last, answer.best_wanted)
+            events += answer.begin(StepLogits(last, best))
         return events
 
     def _branch_out(self, generation: Generation) -> None:
@@ -336,12 +337,12 @@ class Scheduler:
         self._step_tokens = max(MIN_STEP_TOKENS, min(MAX_STEP_TOKENS, fitting // 16 * 16))
 
 
-def _advance(parts: Sequence[_Part], logits: Float32Array) -> dict[Generation, list[Event]]:
+def _advance(parts: Sequence[_Part], found: StepLogits) -> dict[Generation, list[Event]]:
     """Gives each part its logits; what it tells, by request. An error ends that part only."""
     told: dict[Generation, list[Event]] = {}
     row = 0
     for part in parts:
-        own = logits[row : row + part.rows.logits]
+        own = found.rows(row, row + part.rows.logits)
         row += part.rows.logits
         context = part.rows.context
         before = context.length - len(part.rows.tokens)

@@ -35,7 +35,8 @@ The numerics contract, which every exact kernel set keeps:
    values.
 6. The numerics id names what made a context: contract version, kernel family, KV precision.
 7. Metal kernels multiply unquantised activations and have orders of their own, which
-   msl/products.metal and msl/attend.metal state; they equal the CPU's results by tolerance only.
+   msl/products.metal, msl/attend.metal and msl/best.metal state; they equal the CPU's results by
+   tolerance only. From equal logits, both choose the same token.
 """
 
 import sys
@@ -185,6 +186,8 @@ class Step:
         in its page already, are read from there like those before it, and nothing is written
     page_table: [contexts, max_pages] int32 page ids, -1 where a context has none
     logit_rows: [n] int32, the rows whose logits are wanted
+    best: how many of the largest of these will be asked for; 0 if nobody asks, and the whole rows
+        are read
     Rows of one context stand together in ascending positions. Their pages up to the row's position
     exist, and those written to belong to this context alone.
     """
@@ -195,6 +198,40 @@ class Step:
     writes: BoolArray
     page_table: Int32Array
     logit_rows: Int32Array
+    best: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The logits of a position that come first by value, ties to the lower id.
+
+    values: [k] float32; ids: [k] int32
+    log_sum_exp: log(sum(exp(logits))) of all logits; NaN if one is not finite
+    """
+
+    values: Float32Array
+    ids: Int32Array
+    log_sum_exp: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What a step gives for the rows whose logits were wanted.
+
+    logits: [n, vocab] float32
+    best:   of each row, if the step asked and the device found them; else empty
+    """
+
+    logits: Float32Array
+    best: tuple[Best, ...] = ()
+
+    def rows(self, start: int, end: int) -> "StepLogits":
+        """Those of rows [start, end)."""
+        return StepLogits(self.logits[start:end], self.best[start:end])
+
+    def best_of(self, row: int) -> Best | None:
+        """Of a row, if the device found them."""
+        return self.best[row] if self.best else None
 
 
 @dataclass(slots=True)
@@ -231,7 +268,20 @@ class Control:
         return int(self.words[1])
 
 
-RunStep: TypeAlias = Callable[[Step, Slabs, Control], Float32Array | None]
+@dataclass(slots=True)
+class DeviceUse:
+    """What a device was given to do.
+
+    dispatches: kernels launched, those of MLX and its copies included
+    seconds:    from a submission to its end
+    """
+
+    dispatches: int = 0
+    submissions: int = 0
+    seconds: float = 0.0
+
+
+RunStep: TypeAlias = Callable[[Step, Slabs, Control], StepLogits | None]
 
 
 class KernelSet(Protocol):
@@ -258,14 +308,24 @@ class KernelSet(Protocol):
         """How many threads may call `export_rows` and `import_rows` at once, each for its rows."""
 
     @property
+    def device_use(self) -> DeviceUse | None:
+        """What steps have taken of a device so far; None on the CPU."""
+
+    @property
     def numerics_id(self) -> str:
         """Equal for kernel sets whose contexts continue each other's, if of one KV precision."""
 
     def prepare(self, program: Program) -> RunStep:
         """Prepares the weights; the result runs a step.
 
-        It returns logits [len(logit_rows), vocab] float32, or None if the step was cancelled, and
-        writes the rows' keys and values to their pages. One call at a time.
+        It returns the logits of `logit_rows`, or None if the step was cancelled, and writes the
+        rows' keys and values to their pages. One call at a time.
+        """
+
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
+        """What a step that asks for `count` finds of rows that have these logits [n, vocab].
+
+        Nothing where that is left to whoever reads them.
         """
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:

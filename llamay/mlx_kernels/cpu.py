@@ -20,6 +20,7 @@ from llamay.mlx_kernels import (
     Attention,
     AttentionInput,
     AttentionOutput,
+    Best,
     ByteArray,
     Control,
     Embed,
@@ -32,6 +33,7 @@ from llamay.mlx_kernels import (
     RunStep,
     Slabs,
     Step,
+    StepLogits,
     _cpu,
     c_layout,
     check_rows,
@@ -83,6 +85,7 @@ class CpuKernels:
 
     exact = True
     replaced = NONE_REPLACED
+    device_use = None
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class CpuKernels:
         for operation in program.operations:
             _add_operation(compiled, packed, operation)
 
-        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+        def run(step: Step, slabs: Slabs, control: Control) -> StepLogits | None:
             logits = np.empty((len(step.logit_rows), program.vocab_size), dtype=np.float32)
             done = compiled.run(
                 self._pool,
@@ -153,9 +156,13 @@ class CpuKernels:
                 logits,
                 control.words,
             )
-            return logits if done else None
+            return StepLogits(logits) if done else None
 
         return run
+
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
+        """See `KernelSet`."""
+        return ()
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:
         """[pages, page_bytes] uint8, in numpy's hands: MLX would not use huge pages."""

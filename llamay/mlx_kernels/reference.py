@@ -19,6 +19,7 @@ from llamay.mlx_kernels import (
     Attention,
     AttentionInput,
     AttentionOutput,
+    Best,
     ByteArray,
     Control,
     Embed,
@@ -30,6 +31,7 @@ from llamay.mlx_kernels import (
     RunStep,
     Slabs,
     Step,
+    StepLogits,
     _cpu,
     check_rows,
 )
@@ -44,6 +46,7 @@ class ReferenceKernels:
 
     exact = False
     replaced = NONE_REPLACED
+    device_use = None
     name = "reference"
     threads = 1
     row_threads = 1
@@ -53,7 +56,7 @@ class ReferenceKernels:
         """See `KernelSet`."""
         weights: dict[int, mx.array] = {}
 
-        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
+        def run(step: Step, slabs: Slabs, control: Control) -> StepLogits | None:
             # MLX does not check indices.
             if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
                 raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
@@ -63,9 +66,13 @@ class ReferenceKernels:
                     return None
                 forward.apply(operation)
                 control.words[1] = index + 1
-            return np.array(forward.logits)
+            return StepLogits(np.array(forward.logits))
 
         return run
+
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
+        """See `KernelSet`."""
+        return ()
 
     def new_slab(self, layout: KVLayout, pages: int) -> Any:
         """[pages, layers, 2, kv_heads, page_tokens, head_dim] float32."""

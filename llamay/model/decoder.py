@@ -26,6 +26,7 @@ from llamay.mlx_kernels import (
     Operation,
     Program,
     Step,
+    StepLogits,
 )
 from llamay.model.spec import DecoderSpec, read_spec
 from llamay.model.weights import Weights
@@ -37,11 +38,13 @@ class Rows:
 
     tokens: appended to the context
     logits: how many of the last rows want logits
+    best:   how many of the largest of each of these will be asked for, if a device can find them
     """
 
     context: Context
     tokens: Sequence[int]
     logits: int = 1
+    best: int = 0
 
 
 def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
@@ -151,9 +154,13 @@ class Decoder:
         )
 
     def forward(self, cache: Cache, batch: Sequence[Rows], control: Control) -> Float32Array:
+        """`step`, of whose results whole rows are read: [sum of rows.logits, vocab_size]."""
+        return self.step(cache, batch, control).logits
+
+    def step(self, cache: Cache, batch: Sequence[Rows], control: Control) -> StepLogits:
         """Runs one step and commits its tokens.
 
-        Returns [sum of rows.logits, vocab_size] float32, in the order of the batch.
+        Returns the logits of sum of rows.logits rows, in the order of the batch.
         Raises ValueError if a context is there twice or without tokens, ContextBusyError,
         BudgetError, CancelledError or NumericsError, with every context as it was.
         """
@@ -168,10 +175,10 @@ class Decoder:
             try:
                 for rows in batch:
                     rows.context.reserve(len(rows.tokens))
-                logits = self._run(_assemble(batch), cache.store.slabs, control)
-                if logits is None:
+                found = self._run(_assemble(batch), cache.store.slabs, control)
+                if found is None:
                     raise CancelledError("the step was cancelled")
-                if not np.isfinite(logits).all():
+                if not _finite(found):
                     raise NumericsError("the model gave logits that are not finite; it is damaged")
             except BaseException:
                 for context in contexts:
@@ -179,7 +186,7 @@ class Decoder:
                 raise
             for rows in batch:
                 rows.context.commit(rows.tokens)
-        return logits
+        return found
 
     def last_logits(self, cache: Cache, context: Context) -> Float32Array:
         """[vocab_size] float32 of the context's last position, computed from what it holds.
@@ -197,10 +204,17 @@ class Decoder:
                 page_table=np.array([context.page_ids], dtype=np.int32),
                 logit_rows=np.zeros(1, dtype=np.int32),
             )
-            logits = self._run(step, cache.store.slabs, Control())
-        assert logits is not None, "nobody can cancel it"
-        last: Float32Array = logits[0]
+            found = self._run(step, cache.store.slabs, Control())
+        assert found is not None, "nobody can cancel it"
+        last: Float32Array = found.logits[0]
         return last
+
+
+def _finite(found: StepLogits) -> bool:
+    """Whether all logits are; rows are not read if the device has looked at them."""
+    if found.best:
+        return not any(math.isnan(best.log_sum_exp) for best in found.best)
+    return bool(np.isfinite(found.logits).all())
 
 
 def _assemble(batch: Sequence[Rows]) -> Step:
@@ -221,4 +235,5 @@ def _assemble(batch: Sequence[Rows]) -> Step:
         writes=np.ones(int(ends[-1]), dtype=np.bool_),
         page_table=table,
         logit_rows=np.concatenate(logit_rows).astype(np.int32),
+        best=max(rows.best for rows in batch),
     )

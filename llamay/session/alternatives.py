@@ -19,21 +19,24 @@ def alternatives(
     Waits for the engine, which computes one row. The logarithms are those that an answer has.
     """
 
-    def logits() -> Float32Array | None:
+    def logits() -> tuple[Float32Array, float] | None:
         if not before or list(context.tokens[: len(before)]) != list(before):
             return None
-        fork = context.fork()
+        decoder, fork = engine.model.decoder, context.fork()
         try:
             fork.truncate(len(before))
-            return engine.model.decoder.last_logits(engine.cache, fork)
+            raw = decoder.last_logits(engine.cache, fork)
         finally:
             fork.close()
+        best = decoder.kernels.best(raw[None], 1)
+        return raw, best[0].log_sum_exp if best else log_sum_exp(raw)
 
-    raw = engine.call(logits)
-    if raw is None:
+    found = engine.call(logits)
+    if found is None:
         return []
+    raw, total = found
     likeliest = np.argsort(-raw, kind="stable")[:count]  # ties go to the lower id
-    total, tokenizer = log_sum_exp(raw), engine.model.tokenizer
+    tokenizer = engine.model.tokenizer
     return [
         (tokenizer.token_bytes(int(id)).decode("utf-8", "replace"), float(raw[id]) - total)
         for id in likeliest

@@ -217,7 +217,7 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, step: int, *, committed: bool)
 
     The step then waits until the chat has cancelled it.
     """
-    forward, steps = Decoder.forward, list[int]()
+    real, steps = Decoder.step, list[int]()
     main = threading.main_thread().ident
     assert main is not None
 
@@ -232,12 +232,12 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, step: int, *, committed: bool)
         steps.append(1)
         if len(steps) == step and not committed:
             interrupt(control)
-        result = forward(decoder, cache, batch, control)
+        result = real(decoder, cache, batch, control)
         if len(steps) == step:
             interrupt(control)
         return result
 
-    monkeypatch.setattr(Decoder, "forward", interrupted)
+    monkeypatch.setattr(Decoder, "step", interrupted)
 
 
 @pytest.mark.parametrize("committed", [False, True])

@@ -250,16 +250,16 @@ def test_cancel_takes_effect_within_a_step(engine: Engine) -> None:
 def test_cancel_of_all_that_runs_stops_a_long_step_in_its_middle(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, entered = Decoder.forward, threading.Event()
+    real, entered = Decoder.step, threading.Event()
 
     def slow(decoder: Decoder, cache: Any, batch: Any, control: Control) -> Any:
         entered.set()
         end = time.monotonic() + 30
         while not control.cancelled and time.monotonic() < end:
             time.sleep(0.001)
-        return forward(decoder, cache, batch, control)
+        return real(decoder, cache, batch, control)
 
-    monkeypatch.setattr(Decoder, "forward", slow)
+    monkeypatch.setattr(Decoder, "step", slow)
     generation = engine.submit(Request(prompt_ids(40), (PARAMS,)), Listener())
     assert entered.wait(30)
     start = time.monotonic()
@@ -274,16 +274,16 @@ def test_cancel_of_all_that_runs_stops_a_long_step_in_its_middle(
 
 def fail_for(monkeypatch: pytest.MonkeyPatch, marked: int, error: BaseException) -> None:
     """Makes every step fail that has a context beginning with `marked`."""
-    forward = Decoder.forward
+    real = Decoder.step
 
     def failing(decoder: Decoder, cache: Any, batch: list[Rows], control: Control) -> Any:
         for rows in batch:
             first = rows.context.tokens[0] if rows.context.length else rows.tokens[0]
             if first == marked and rows.context.length > 20:
                 raise error
-        return forward(decoder, cache, batch, control)
+        return real(decoder, cache, batch, control)
 
-    monkeypatch.setattr(Decoder, "forward", failing)
+    monkeypatch.setattr(Decoder, "step", failing)
 
 
 @pytest.mark.parametrize("error", [NumericsError("not finite"), RuntimeError("a bug")])
@@ -328,10 +328,10 @@ def test_what_cannot_be_taken_up_ends_its_answer_where_the_step_before_ended(
     engine.cache.clear_tree()
     commit = Answer._commit
 
-    def failing(self: Answer, logits: Any) -> str:
+    def failing(self: Answer, *found: Any) -> str:
         if self.context.tokens[0] == 99 and len(self._ids) == 10:
             raise RuntimeError("a bug")
-        return commit(self, logits)
+        return commit(self, *found)
 
     monkeypatch.setattr(Answer, "_commit", failing)
     good, bad = Listener(), Listener()

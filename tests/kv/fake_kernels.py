@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
-from llamay.mlx_kernels import Program, RunStep, Slabs
+from llamay.mlx_kernels import Best, Float32Array, Program, RunStep, Slabs
 
 Rows = NDArray[np.uint8]
 
@@ -43,6 +43,9 @@ class FakeKernels:
         self.copy_fails = False
 
     def prepare(self, program: Program) -> RunStep:
+        raise NotImplementedError
+
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
         raise NotImplementedError
 
     def new_slab(self, layout: KVLayout, pages: int) -> Rows:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
 from llamay.kv.snapshot import Identity, Key, write_segment
-from llamay.mlx_kernels import Program, RunStep, Slabs
+from llamay.mlx_kernels import Best, Float32Array, Program, RunStep, Slabs
 
 Rows = NDArray[np.uint8]
 
@@ -34,6 +34,9 @@ class RowKernels:
         self.import_delay_s = 0.0
 
     def prepare(self, program: Program) -> RunStep:
+        raise NotImplementedError
+
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
         raise NotImplementedError
 
     def new_slab(self, layout: KVLayout, pages: int) -> Rows:

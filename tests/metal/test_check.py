@@ -28,6 +28,8 @@ FAULTS = [
     ),
     ("logits", "= value;", "= value + (ROWS == 1 ? 1e-5f : 0.0f);", "logits", "a row alone"),
     ("project_add", "residual[at] + value", "value", "project_add", "differs from the reference"),
+    ("best", "owner + 1024 * int(lane)", "owner", "best", "differs from the reference"),
+    ("best", "i > taken_id", "false", "best", "differs from the reference"),
     ("rotate", "? pairs : 0", "? pairs / 2 : 0", "rotate", "differs"),
 ]
 

@@ -29,7 +29,7 @@ class EvaluationError(Exception):
     """Raised in place of the evaluation."""
 
 
-def primitives_of_a_step(decoder, precision, counts, monkeypatch, folder):
+def primitives_of_a_step(decoder, precision, counts, monkeypatch, folder, best=0):
     """Primitives of the graph of one step, of contexts with so many new tokens each."""
     cache = Cache(decoder.kernels, decoder.layout(64, precision))
     contexts = [cache.new_context() for _ in counts]
@@ -44,12 +44,14 @@ def primitives_of_a_step(decoder, precision, counts, monkeypatch, folder):
         raise EvaluationError
 
     def step(x):
-        batch = [Rows(c, tokens(n, seed=1)) for c, n in zip(contexts, counts, strict=True)]
+        batch = [
+            Rows(c, tokens(n, seed=1), best=best) for c, n in zip(contexts, counts, strict=True)
+        ]
         with pytest.raises(EvaluationError):
-            decoder.forward(cache, batch, Control())
+            decoder.step(cache, batch, Control())
         return x + 1
 
-    monkeypatch.setattr(mx, "eval", evaluate)
+    monkeypatch.setattr(mx, "async_eval", evaluate)
     mx.export_function(str(folder / "step.mlxfn"), step, mx.zeros(1))
     (primitives,) = found  # one evaluation
     return primitives
@@ -66,11 +68,13 @@ def decoder(tmp_path):
 
 @pytest.mark.parametrize("precision", list(KVPrecision))
 @pytest.mark.parametrize("contexts", [1, 8])
-def test_a_decoded_token_takes_8_launches_a_layer_and_2_besides(
-    decoder, precision, contexts, monkeypatch, tmp_path
+@pytest.mark.parametrize("best", [0, 1, 40])
+def test_a_decoded_token_takes_8_launches_a_layer_and_2_besides_or_3_with_the_largest_logits(
+    decoder, precision, contexts, best, monkeypatch, tmp_path
 ):
-    found = primitives_of_a_step(decoder, precision, [1] * contexts, monkeypatch, tmp_path)
-    assert launches(found) == 8 * CONFIG.layers + 2
+    counts = [1] * contexts
+    found = primitives_of_a_step(decoder, precision, counts, monkeypatch, tmp_path, best)
+    assert launches(found) == 8 * CONFIG.layers + 2 + (best > 0)
     assert found["Scatter"] == CONFIG.layers
 
 

@@ -2,7 +2,6 @@
 
 import copy
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -12,6 +11,7 @@ from llamay.kv import Cache
 from llamay.mlx_kernels import Control, load_kernels
 from llamay.mlx_kernels.metal import MetalKernels, pages
 from llamay.model.decoder import Rows
+from tests.metal.doubles import Doubles
 from tests.model.running import extend, load_tiny, new_cache, step, tokens
 from tests.tiny_models import TinyConfig
 
@@ -62,35 +62,8 @@ def test_a_second_reference_makes_the_buffer_move(decoder):
     assert not set(addresses(cache)) & set(before)
 
 
-class Doubles:
-    """Stands in for `Kernels`: MLX operations that run anywhere."""
-
-    def embed(self, tokens, rows, table):
-        return mx.broadcast_to(tokens[:rows, None] / 8, (rows, table.columns)) + 0.5
-
-    def qkv(self, x, norm, eps, matrices, bias):
-        return mx.concatenate([x * 2, x, x], axis=1)
-
-    def rotate(self, qkv, cosine, sine, layout, interleaved):
-        stored = mx.contiguous(qkv[:, : pages.row_words(layout)] + cosine[: len(qkv), :1])
-        return qkv, stored.view(mx.uint32)
-
-    def attend(self, queries, positions, span, items, places, slabs, scale, layout):
-        at = places[0, 0] * layout.page_tokens + positions[: span.end]
-        return queries + mx.sum(slabs[0][at].view(mx.float32))
-
-    def project_add(self, x, weights, residual):
-        return residual + x[:, : residual.shape[1]]
-
-    def gate_up(self, x, norm, eps, gate, up):
-        return mx.concatenate([x, x], axis=1)
-
-    def logits(self, x, norm, eps, head):
-        return mx.sin(x[:, :1] + mx.arange(head.rows))
-
-
 def test_a_kept_graph_writes_in_place_and_gives_what_a_new_one_gives(tmp_path):
-    """The graph of a decoded token is kept; only the first of these steps builds it."""
+    """The graph of a decoded token is kept; only the first of these steps traces it."""
     built, results = [], []
 
     class Counted(Doubles):

@@ -6,7 +6,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from llamay.formats import Format
+from llamay.kv import Cache
+from llamay.mlx_kernels import Control
+from llamay.mlx_kernels.metal import MetalKernels
+from llamay.mlx_kernels.metal.kernels import SIGNATURES
+from llamay.model.decoder import Rows
 from tests.metal.signature import ATTRIBUTES, Kernel, Operand, Template, variant_of
+from tests.model.running import load_tiny, tokens
+from tests.tiny_models import TinyConfig
 
 GRID = {"grid": (64, 1, 1), "threadgroup": (32, 1, 1)}
 
@@ -99,3 +107,37 @@ def test_the_text_is_what_mlx_writes(
     kernel, inputs, outputs, template = CASES[case]
     text = variant_of(kernel, [Operand.of(x) for x in inputs], outputs, template).text
     assert text == mlx_text(kernel, inputs, outputs, template, tmp_path, capfd)
+
+
+def test_so_is_that_of_every_kernel_of_a_model(
+    quick_metal: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each variant that a prefill of 9 rows and the decoding of 1 row call, whatever their size."""
+    calls = {}
+
+    def make(**made: Any) -> Any:
+        kernel = quick_metal.metal_kernel(**made)
+
+        def call(**given: Any) -> list[mx.array]:
+            calls[made["name"], tuple(given["template"]), given["inputs"][0].shape[:1]] = (
+                made,
+                given,
+            )
+            return kernel(**given)
+
+        return call
+
+    decoder = load_tiny(tmp_path, TinyConfig(arch="qwen2"), Format.Q4_1, MetalKernels(make))
+    cache = Cache(decoder.kernels, decoder.layout(64))
+    context = cache.new_context()
+    for ids in (tokens(9, seed=1), [7]):
+        decoder.step(cache, [Rows(context, ids, len(ids), best=2)], Control())
+    assert {name for name, *_ in calls} == {f"llamay_{name}" for name in SIGNATURES}
+    for made, given in calls.values():
+        names = {part: tuple(made[part]) for part in ("input_names", "output_names")}
+        kernel = Kernel(made["name"], **names, source=made["source"], header=made["header"])
+        inputs, outputs, template = (
+            given[part] for part in ("inputs", "output_dtypes", "template")
+        )
+        text = variant_of(kernel, [Operand.of(x) for x in inputs], outputs, template).text
+        assert text == mlx_text(kernel, inputs, outputs, template, tmp_path, capfd)

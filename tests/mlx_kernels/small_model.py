@@ -74,7 +74,8 @@ class SmallModel:
             page_table=self._page_table,
             logit_rows=np.arange(len(positions), dtype=np.int32),
         )
-        logits = self._run(step, self._slabs, control or Control())
-        if logits is not None:
-            self._lengths[: len(spans)] = [int(span[-1]) + 1 for span in spans]
-        return logits
+        found = self._run(step, self._slabs, control or Control())
+        if found is None:
+            return None
+        self._lengths[: len(spans)] = [int(span[-1]) + 1 for span in spans]
+        return found.logits

@@ -253,7 +253,7 @@ class Pages:
             page_table=self.table,
             logit_rows=np.arange(len(positions), dtype=np.int32),
         )
-        logits = self.model.run(step, self.slabs, Control())
+        logits = self.model.run(step, self.slabs, Control()).logits
         return np.split(logits, np.cumsum(counts)[:-1])
 
     def extend(self, ids, context=0, start=0, chunk=None):

@@ -107,13 +107,13 @@ def around_steps(
 ) -> Callable[[], None]:
     """Has `around` run each step, which it is given with its control; returns what ends that."""
     decoder = engine.model.decoder
-    forward = decoder.forward
+    step = decoder.step
 
     def wrapped(*arguments: Any) -> Any:
-        return around(lambda: forward(*arguments), arguments[2])
+        return around(lambda: step(*arguments), arguments[2])
 
-    decoder.forward = wrapped  # type: ignore[method-assign]
-    return lambda: setattr(decoder, "forward", forward)
+    decoder.step = wrapped  # type: ignore[method-assign]
+    return lambda: setattr(decoder, "step", step)
 
 
 @dataclass

@@ -5,40 +5,31 @@ computes one row and many with the same operations in the same order (msl/produc
 msl/attend.metal). Equality with the CPU kernels is by tolerance.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from llamay.formats import KVLayout
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
     NONE_REPLACED,
+    Best,
     ByteArray,
-    Control,
+    DeviceUse,
     Float32Array,
     Program,
     RunStep,
     Slabs,
-    Step,
 )
 from llamay.mlx_kernels.metal import pages as page_memory
+from llamay.mlx_kernels.metal.ahead import StepAhead
 from llamay.mlx_kernels.metal.check import failures
-from llamay.mlx_kernels.metal.forward import Forward
 from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
-from llamay.mlx_kernels.metal.schedule import ROWS
-from llamay.mlx_kernels.metal.step import Plan, StepInputs
+from llamay.mlx_kernels.metal.runner import Runner, best_of
 from llamay.mlx_kernels.metal.stock import StockKernels
 from llamay.mlx_kernels.metal.weights import Weights
-
-Graph: TypeAlias = Callable[
-    [dict[str, Any], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]
-]
-
-COMPILED = 16  # graphs kept for each model
 
 
 class MetalKernels:
@@ -62,6 +53,8 @@ class MetalKernels:
         self.replaced: Mapping[str, str] = NONE_REPLACED
         self._checks_file = checks_file
         self._pools: dict[tuple[KVLayout, int], page_memory.ChunkPool] = {}
+        self._ahead = StepAhead()
+        self.device_use = DeviceUse()
 
     @property
     def exact(self) -> bool:
@@ -84,38 +77,12 @@ class MetalKernels:
         if self._checks_file is not None:
             self._check(program, weights, self._checks_file)
 
-        @lru_cache(maxsize=COMPILED)
-        def graph(plan: Plan, layout: KVLayout) -> Graph:
-            def build(
-                arrays: dict[str, Any], layers: list[list[mx.array]]
-            ) -> tuple[mx.array, list[list[mx.array]]]:
-                forward = Forward(self.kernels, program, weights, layout, plan, arrays, layers)
-                for operation in program.operations:
-                    forward.apply(operation)
-                return forward.stream, layers
+        keeps = self._real and not self.replaced
+        return Runner(self.kernels, program, weights, keeps, self._ahead, self.device_use)
 
-            return mx.compile(build) if self._compiles(plan) else build
-
-        def run(step: Step, slabs: Slabs, control: Control) -> Float32Array | None:
-            if step.tokens.min() < 0 or step.tokens.max() >= program.vocab_size:
-                raise ValueError(f"a token is not in the vocabulary of {program.vocab_size}")
-            if control.cancelled:
-                return None
-            page_map = page_memory.PageMap(slabs)
-            inputs = StepInputs(step, program, page_map)
-            layers = [chunk.layers for chunk in page_map.chunks]
-            logits, layers = graph(inputs.plan, slabs.layout)(inputs.arrays, layers)
-            for chunk, written in zip(page_map.chunks, layers, strict=True):
-                chunk.layers = written
-            page_memory.finish([logits, *(array for chunk in layers for array in chunk)])
-            control.words[1] = len(program.operations)
-            return np.array(logits)
-
-        return run
-
-    def _compiles(self, plan: Plan) -> bool:
-        """Whether the graph of such steps is kept: building it takes longer than a small model."""
-        return self._real and not self.replaced and plan.rows <= ROWS
+    def best(self, logits: Float32Array, count: int) -> tuple[Best, ...]:
+        """See `KernelSet`."""
+        return best_of(self.kernels.best(mx.array(logits), min(count, logits.shape[1])))
 
     def _check(self, program: Program, weights: Weights, file: Path) -> None:
         """Replaces the kernels that fail on this machine."""
@@ -135,6 +102,7 @@ class MetalKernels:
 
     def copy_page(self, slabs: Slabs, source: int, target: int) -> None:
         """See `KernelSet`."""
+        self._ahead.forget()
         page_memory.copy_page(slabs, source, target)
 
     def export_rows(
@@ -150,4 +118,5 @@ class MetalKernels:
 
     def import_rows(self, slabs: Slabs, pages: Sequence[int], start: int, rows: ByteArray) -> None:
         """See `KernelSet`."""
+        self._ahead.forget()
         page_memory.import_rows(slabs, pages, start, rows)

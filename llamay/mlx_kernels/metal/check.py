@@ -40,6 +40,7 @@ from llamay.mlx_kernels.metal.weights import Matrix, Weights
 ROWS = 9  # a tile and one more
 OUTPUTS = 48  # of a matrix's rows that are used
 POSITIONS = 270  # more than a run
+LOGITS = 2100  # more than two for each thread of `best`
 
 Failures = dict[str, str]  # method of `Kernels` -> what is wrong
 
@@ -65,6 +66,7 @@ def check(kernels: Kernels, program: Program, weights: Weights) -> Failures:
         seen.add(kind)
     for precision in KVPrecision:
         checker.attention(program, precision)
+    checker.best()
     return checker.failures
 
 
@@ -202,6 +204,17 @@ class _Checker:
             return attended
 
         self._compare("attend", attend)
+
+    def best(self) -> None:
+        """Of logits among which there are ties."""
+        x = mx.round(self._normal(ROWS, LOGITS) * 64) / 16
+        for part, tolerance in enumerate((0, 0, 1 / 1000)):  # values, ids, totals
+
+            def run(kernels: Any, count: int, part: int = part) -> mx.array:
+                found: tuple[mx.array, ...] = kernels.best(x[:count], 40)
+                return found[part].astype(mx.float32)
+
+            self._compare("best", run, tolerance)
 
     def _project_add(self, tensor: Tensor) -> None:
         x, matrix = self._inputs(tensor), self._cut(tensor)

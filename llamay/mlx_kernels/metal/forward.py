@@ -26,6 +26,8 @@ class Forward:
     arrays: see `StepInputs`
     layers: [chunks][layers], see `Chunk`; replaced by what the step makes of them
     stream: [rows, hidden] float32, at the end the logits [logit rows, vocab]
+    best:   as `Kernels.best` gives them, if the step wants them; else empty
+    launches: of MLX's own kernels
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Forward:
         self._kernels, self._program, self._weights = kernels, program, weights
         self._layout, self._plan, self._arrays, self._layers = layout, plan, arrays, layers
         self.stream = self._queries = self._attended = arrays["tokens"]
+        self.best: tuple[mx.array, ...] = ()
+        self.launches = 0
 
     def apply(self, operation: Operation) -> None:
         """Adds one operation of the program to the graph."""
@@ -81,6 +85,7 @@ class Forward:
             qkv, arrays["cosine"], arrays["sine"], self._layout, interleaved
         )
         for index, (chunk, some) in enumerate(self._plan.targets):
+            self.launches += 1 + some
             rows = stored[arrays["written"][index]] if some else stored
             self._layers[chunk][op.layer][arrays["rows"][index]] = rows
 
@@ -98,6 +103,7 @@ class Forward:
             )
             for span, items in zip(self._plan.spans, self._arrays["items"], strict=True)
         ]
+        self.launches += len(parts) > 1
         self._attended = parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _logits(self, op: Logits) -> None:
@@ -105,7 +111,10 @@ class Forward:
         if not self._plan.logits:
             self.stream = mx.zeros((0, head.rows))
             return
+        self.launches += self._plan.picked
         if self._plan.picked:
             self.stream = self.stream[self._arrays["picks"]]
         norm = self._weights.vector(op.norm)
         self.stream = self._kernels.logits(self.stream, norm, op.eps, head)
+        if self._plan.best:
+            self.best = self._kernels.best(self.stream, self._plan.best)

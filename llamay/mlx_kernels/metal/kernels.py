@@ -35,6 +35,7 @@ HEADERS = {
     "project_add": PRODUCT,
     "gate_up": PRODUCT,
     "logits": PRODUCT,
+    "best": ("sums",),
 }
 # Kernel -> its inputs and outputs.
 SIGNATURES: dict[str, tuple[list[str], list[str]]] = {
@@ -51,10 +52,12 @@ SIGNATURES: dict[str, tuple[list[str], list[str]]] = {
     "project_add": (["x", "weights", "residual", "sizes"], ["y"]),
     "gate_up": (["x", "norm", "eps", "gate", "up", "sizes"], ["y"]),
     "logits": (["x", "norm", "eps", "head", "sizes"], ["y"]),
+    "best": (["logits", "sizes"], ["values", "ids", "totals"]),
 }
 KINDS = {"f4": 4, "f2": 2, "i1": 1}  # of a stored vector, as msl/kv.metal numbers them
 SIMDGROUPS = 4  # of a threadgroup in products
 OUTPUTS = 4  # of a simdgroup in products
+BEST_THREADS = 1024  # of a threadgroup of `best`
 KEY_CHUNK = 64  # head dimensions of a tile of keys in threadgroup memory
 
 
@@ -77,7 +80,10 @@ def scalar(value: float) -> mx.array:
 
 
 class Kernels:
-    """Calls the kernels that `make_kernel` made, each made once."""
+    """Calls the kernels that `make_kernel` made, each made once.
+
+    launches: how many calls there were
+    """
 
     def __init__(self, make_kernel: MakeKernel) -> None:
         """make_kernel: `mx.fast.metal_kernel`, or what has its signature."""
@@ -91,6 +97,7 @@ class Kernels:
             )
             for name, (inputs, outputs) in SIGNATURES.items()
         }
+        self.launches = 0
         self._no_slab = mx.zeros(8, dtype=mx.uint32)
         mx.eval(self._no_slab)
 
@@ -98,7 +105,7 @@ class Kernels:
         """[rows, columns]: the table's rows of tokens [rows, padded to 8] int32."""
         return self._call(
             "embed",
-            [tokens, table.data, sizes(rows, table.columns)],
+            [tokens, table.data, sizes(table.columns)],
             [(rows, table.columns)],
             {"FORMAT": table.format.type_id},
             (-(-table.columns // UNIT // 32) * 32, rows, 1),
@@ -229,6 +236,20 @@ class Kernels:
         inputs = [x, norm, scalar(eps), head.data, sizes(*x.shape, head.rows)]
         return self._product("logits", inputs, head.rows, template)
 
+    def best(self, logits: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
+        """The `count` largest of each row of logits [rows, vocab], ties to the lower id.
+
+        Returns values [rows, count], ids [rows, count] int32, and totals [rows] uint64: the sum of
+        exp(logit - largest) in units of 2^-40, each rounded down; 0 if a logit is not finite.
+        """
+        rows, vocab = logits.shape
+        shapes: list[tuple[int, ...]] = [(rows, count), (rows, count), (rows,)]
+        dtypes = (mx.float32, mx.int32, mx.uint64)
+        grid = (BEST_THREADS, rows, 1)
+        inputs = [logits, sizes(vocab, count)]
+        values, ids, totals = self._call("best", inputs, shapes, {}, grid, BEST_THREADS, dtypes)
+        return values, ids, totals
+
     def _normed(self, x: mx.array, norm: mx.array, eps: float) -> tuple[mx.array, Template]:
         """A product's input: few rows are normed by its own kernel, many by one before it."""
         few = x.shape[0] <= ROWS
@@ -256,6 +277,7 @@ class Kernels:
         threads: int,
         dtypes: Sequence[mx.Dtype] = (mx.float32,),
     ) -> list[mx.array]:
+        self.launches += 1
         outputs: list[mx.array] = self._kernels[name](
             inputs=inputs,
             template=list(template.items()),

@@ -10,7 +10,7 @@ has an array of its own, written once in a step before anything reads it, and a 
 `mx.synchronize`, which waits for the completion handlers too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
@@ -77,24 +77,25 @@ class PageMap:
     """Where the pages of a cache lie.
 
     chunks: those in use, in the order in which kernels take them
+    first:  of each slab, its first page's place
     """
 
     def __init__(self, slabs: Slabs) -> None:
         self.layout = slabs.layout
         self.chunks: list[Chunk] = []
         self._pages_per_slab = slabs.pages_per_slab
-        self._first = np.zeros(len(slabs.arrays), dtype=np.int32)
+        self.first = np.zeros(len(slabs.arrays), dtype=np.int32)
         for index, slab in enumerate(slabs.arrays):
             if len(slab):
                 if slab.chunk not in self.chunks:
                     self.chunks.append(slab.chunk)
-                self._first[index] = self.chunks.index(slab.chunk) << PAGE_BITS | slab.start
+                self.first[index] = self.chunks.index(slab.chunk) << PAGE_BITS | slab.start
         assert len(self.chunks) <= MAX_CHUNKS
 
     def places(self, pages: Int32Array) -> Int32Array:
         """chunk << PAGE_BITS | page in the chunk, of page ids; 0 where the id is -1."""
         slab, at = np.divmod(pages, self._pages_per_slab)
-        places: Int32Array = np.where(pages < 0, 0, self._first[slab] + at).astype(np.int32)
+        places: Int32Array = np.where(pages < 0, 0, self.first[slab] + at).astype(np.int32)
         return places
 
     def rows(self, places: Int32Array, positions: Int32Array) -> list[tuple[Chunk, Int32Array]]:
@@ -139,10 +140,16 @@ class PageMap:
         return self.rows(self.places(ids), positions)
 
 
-def finish(arrays: list[mx.array]) -> None:
-    """Evaluates, and waits until the memory that was read can be written in place again."""
-    mx.eval(arrays)
-    mx.synchronize()
+def finish(arrays: list[mx.array], meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Evaluates, and waits until the memory that was read can be written in place again.
+
+    meanwhile: is called once the work is the device's
+    """
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+    try:
+        meanwhile()
+    finally:
+        mx.synchronize()
 
 
 def copy_page(slabs: Slabs, source: int, target: int) -> None:

@@ -23,6 +23,7 @@ class Plan:
     targets: (index of a chunk, whether only some of the step's rows are written there)
     logits:  how many rows want them
     picked:  whether those are not all
+    best:    how many of the largest of each are wanted
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Plan:
     targets: tuple[tuple[int, bool], ...]
     logits: int
     picked: bool
+    best: int
 
 
 class StepInputs:
@@ -58,6 +60,7 @@ class StepInputs:
             targets=tuple((chunk, len(written) < count) for chunk, written, _ in targets),
             logits=len(step.logit_rows),
             picked=not np.array_equal(step.logit_rows, np.arange(count)),
+            best=min(step.best, program.vocab_size),
         )
         self.arrays: dict[str, Any] = {
             "tokens": padded(step.tokens),
