@@ -263,6 +263,7 @@ def _begins_alike(layout: _Layout, weights: memoryview, tensor: Tensor) -> bool:
     rows = min(LANES, tensor.rows)
     packed = bytearray(_packed_bytes(tensor, rows))
     _pack(tensor, 0, rows, packed)
+    _release(tensor.data)  # more of it than was read may have been mapped
     return packed == layout.rows(weights, tensor, 0, rows)
 
 
