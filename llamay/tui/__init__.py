@@ -7,6 +7,7 @@ from llamay.tui.app import LlamayApp
 from llamay.tui.host import EngineHost, Host
 from llamay.tui.terminal import is_dark
 from llamay.tui.text import duration, one_line, plural, size
+from llamay.tui.themes import DARK, LIGHT, saved_theme
 
 __all__ = ["EngineHost", "run"]
 
@@ -17,7 +18,8 @@ def run(host: Host, session: str | None = None) -> int:
     However it ends, the session is saved, the terminal is as it was, and the command that resumes
     is printed.
     """
-    app = LlamayApp(host, session, dark=is_dark())
+    theme = saved_theme(host.home) or (DARK if is_dark() else LIGHT)
+    app = LlamayApp(host, session, theme=theme)
     try:
         app.run()
     finally:

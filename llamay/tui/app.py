@@ -1,7 +1,6 @@
 """The app: opens sessions beside the screens, and does what is about a session as a whole."""
 
 import asyncio
-import functools
 import gc
 import os
 import signal
@@ -12,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.dom import DOMNode
+from textual.command import Provider
 from textual.keys import format_key
 from textual.screen import Screen
 
@@ -22,18 +22,19 @@ from llamay.errors import LlamayError
 from llamay.tui import describe
 from llamay.tui.ask import AskLine
 from llamay.tui.bridge import Bridge
-from llamay.tui.confirm import Confirm
 from llamay.tui.help import ALL_GROUPS, Entry, Reading, help_text, log_text
 from llamay.tui.host import Host
+from llamay.tui.key_order import KeyOrder
 from llamay.tui.keys import APP, Key, bindings, load_keymap
 from llamay.tui.main_screen import MainScreen
 from llamay.tui.text import clean
-from llamay.tui.themes import DARK, LIGHT, THEMES
+from llamay.tui.themes import DARK, LIGHT, THEMES, save_theme
 
 if TYPE_CHECKING:
     from llamay.session import Goodbye, Session
 
 KEYS_FILE = "keys.toml"
+_OPENING = "opening the model; the first time takes longer"
 LEAVE_S = 1.0  # for the interface to end after a signal, once all is saved
 _KEY_NAMES = {
     "enter": "Enter",
@@ -48,6 +49,12 @@ _KEY_NAMES = {
 }
 
 
+def _palette() -> type[Provider]:
+    from llamay.tui.palette import Commands
+
+    return Commands
+
+
 class LlamayApp(App[None]):
     """Shows one session at a time; `goodbye` is what closing the last one said.
 
@@ -55,34 +62,45 @@ class LlamayApp(App[None]):
     """
 
     TITLE = "llamay"
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {_palette}
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(APP)]
     bridge: Bridge
 
-    def __init__(self, host: Host, name: str | None = None, *, dark: bool = True) -> None:
-        """Opens the session `name` when it is mounted, or the last one."""
-        super().__init__()
+    def __init__(self, host: Host, name: str | None = None, *, theme: str = DARK) -> None:
+        """Opens the session `name` once the first screen is shown, or the last one."""
+        super().__init__(css_path=Path(__file__).with_name("main.tcss"))
         self.host = host
         self.session: Session | None = None
         self.waiting: list[str] = []
         self.notices: list[Entry] = []
-        self.loading = "opening"
+        self.loading = _OPENING
         self.goodbye: Goodbye | None = None
         self.last_name = ""  # of the session that was closed last
         self.exit_code = 0
         self.main = MainScreen()
         self._first = name
-        self._dark = dark
         self._saving = threading.Lock()
+        self._keys = KeyOrder(self)
         self.keymap: dict[str, str] = {}
+        for known in THEMES:
+            self.register_theme(known)
+        # Before there is anything to style; a change later would parse and apply all CSS again.
+        self.set_reactive(App.theme, theme)
+        self.set_classes(f"-theme-{theme} {'-dark-mode' if theme == DARK else '-light-mode'}")
+        self.stylesheet.set_variables(self.get_css_variables())
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The main screen; all others are above it."""
+        return self.main
 
     # opening and closing
 
-    async def on_mount(self) -> None:
-        """Shows a usable screen, and opens the session behind it."""
+    def on_load(self) -> None:
+        """Makes what the screens find when they are mounted."""
         self.bridge = Bridge()
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = DARK if self._dark else LIGHT
+
+    def on_mount(self) -> None:
+        """Opens the session behind a usable screen."""
         known = {key.id for group in ALL_GROUPS.values() for key in group}
         self.keymap, problems = load_keymap(self.keys_file, known)
         self.set_keymap(self.keymap)
@@ -90,10 +108,10 @@ class LlamayApp(App[None]):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 loop.add_signal_handler(number, self._signalled, number)
-        await self.push_screen(self.main)
         for problem in problems:
             self.say(problem, "warning")
-        self.open(self._first)
+        # The engine's imports would hold the interpreter while the first screen is drawn.
+        self.main.call_after_refresh(self.open, self._first)
 
     @property
     def keys_file(self) -> Path:
@@ -103,8 +121,8 @@ class LlamayApp(App[None]):
     def open(self, name: str | None, model: str | None = None) -> None:
         """Opens a session beside the interface; the one that is open is saved and closed first."""
         before, self.session = self.session, None
-        self.loading = "opening the model; the first time takes longer"
-        self.main.show_loading(self.loading)
+        self._show_loading(_OPENING)
+        self.main.regions.go(self.main.regions.editor)
         self.run_worker(lambda: self._open(before, name, model), thread=True, exclusive=True)
 
     def _open(self, before: "Session | None", name: str | None, model: str | None) -> None:
@@ -140,6 +158,8 @@ class LlamayApp(App[None]):
         if self.host.remark:
             self.say(self.host.remark, "warning")
         if session.read_only and self.host.title:
+            from llamay.tui.confirm import Confirm
+
             question = f"{session.read_only}. Continue with {self.host.title[0]}?"
             self.push_screen(Confirm(question, "Continue", no="Only read"), self._continue)
         waiting, self.waiting = self.waiting, []
@@ -182,12 +202,16 @@ class LlamayApp(App[None]):
 
     def say(self, sentence: str, level: str = "info") -> None:
         """Shows a sentence in place and keeps it in the log."""
-        self.notices.append(Entry(time.strftime("%H:%M:%S"), level, sentence))
+        self.note(sentence, level)
         if self.screen is self.main or not self.screen_stack:
             self.main.show_notice(sentence, level)
         else:
             severity = {"info": "information"}.get(level, level)
             self.notify(clean(sentence), severity=severity, markup=False)  # type: ignore[arg-type]
+
+    def note(self, sentence: str, level: str = "info") -> None:
+        """Keeps a sentence in the log."""
+        self.notices.append(Entry(time.strftime("%H:%M:%S"), level, sentence))
 
     def attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the session's method returns, True for nothing; None, and said, if it fails."""
@@ -198,7 +222,12 @@ class LlamayApp(App[None]):
             return None
         return True if result is None else result
 
-    # the session as a whole
+    # keys, and the session as a whole
+
+    async def on_event(self, event: events.Event) -> None:
+        """Takes keys in their order."""
+        if not isinstance(event, events.Key) or not await self._keys.take(event):
+            await super().on_event(event)
 
     @property
     def is_answering(self) -> bool:
@@ -257,8 +286,9 @@ class LlamayApp(App[None]):
         self.exit()
 
     def action_theme(self) -> None:
-        """From dark to light and back."""
+        """From dark to light and back, and so at the next start."""
         self.theme = LIGHT if self.theme == DARK else DARK
+        save_theme(self.host.home, self.theme)
 
     def action_log(self) -> None:
         """Shows all notices of this run."""
@@ -267,7 +297,7 @@ class LlamayApp(App[None]):
     def action_help(self) -> None:
         """Shows all keys as they are now."""
         shown = [
-            (name, [(self._key_names(key), key) for key in keys])
+            (name, [(self.key_names(key), key) for key in keys])
             for name, keys in ALL_GROUPS.items()
         ]
         self.push_screen(Reading("Keys", help_text(shown, str(self.keys_file))))
@@ -282,7 +312,7 @@ class LlamayApp(App[None]):
             return f"^{name.upper()}"
         return "+".join([*(modifier.capitalize() for modifier in modifiers), name])
 
-    def _key_names(self, key: Key) -> str:
+    def key_names(self, key: Key) -> str:
         """The keys of an action as they are shown, such as `^P` or `f`."""
         names = self.keymap.get(key.id, key.keys).split(",")
         return " ".join(
@@ -293,22 +323,9 @@ class LlamayApp(App[None]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every action that applies now, with its keys, for the palette."""
-        places: list[tuple[DOMNode, str]] = [(self, "Everywhere")]
-        if screen is self.main:
-            regions = self.main.regions
-            places += [(self.main, "Outside the editor"), (regions.tree_view, "Tree")]
-            places += [(regions.transcript, "Transcript"), (regions.editor, "Editor")]
-        else:
-            places += [(screen, name) for name in ALL_GROUPS if name in type(screen).__name__]
-        for place, group in places:
-            for key in ALL_GROUPS[group]:
-                if key.id != "palette" and self._applies(place, key.action):
-                    run = functools.partial(self.run_action, key.action, place)
-                    yield SystemCommand(key.help, f"{self._key_names(key)}   {key.id}", run)
+        from llamay.tui.palette import commands
 
-    def _applies(self, place: DOMNode, action: str) -> bool:
-        name = action.removeprefix("app.").partition("(")[0]
-        return bool((self if action.startswith("app.") else place).check_action(name, ()))
+        return commands(self, screen)
 
     # sessions, models, settings
 
@@ -352,7 +369,8 @@ class LlamayApp(App[None]):
     def action_export(self) -> None:
         """Asks for a file and writes the branch that is shown as Markdown."""
         if self.session is not None:
-            ask = AskLine("Export this branch as Markdown to", f"{self.session.name}.md")
+            file = f"{self.session.name}.md"
+            ask = AskLine("Export this branch as Markdown to", file, suggested=True)
             self.push_screen(ask, self._export)
 
     def _export(self, path: str | None) -> None:

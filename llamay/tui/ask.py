@@ -18,15 +18,18 @@ class AskLine(ModalScreen[str | None]):
     DEFAULT_CSS = "AskLine .dialog Input { width: 60; max-width: 100%; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
 
-    def __init__(self, question: str, value: str = "", *, hint: str = "") -> None:
-        """Asks `question`; the line begins as `value`."""
+    def __init__(
+        self, question: str, value: str = "", *, hint: str = "", suggested: bool = False
+    ) -> None:
+        """Asks `question`; the line begins as `value`, in whose place one types if `suggested`."""
         super().__init__()
         self._question, self._value, self._hint = question, value, hint
+        self._suggested = suggested
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(Content(self._question), classes="title")
-            yield Input(self._value, select_on_focus=False)
+            yield Input(self._value, select_on_focus=self._suggested)
             yield Static(Content(self._hint or "Enter takes it, Esc leaves"), classes="hint")
 
     @on(Input.Submitted)

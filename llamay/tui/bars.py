@@ -28,21 +28,29 @@ class Header(Widget):
         """Shows the name of the program."""
         super().__init__(id=id)
         self._left: list[str] = ["llamay"]
-        self._right = ""
+        self._right: list[str] = []
 
-    def show(self, left: list[str], right: str) -> None:
-        """left: parts, of which the last are left out first if there is no room."""
-        self._left, self._right = [one_line(part) for part in left if part], one_line(right)
+    def show(self, left: list[str], right: list[str]) -> None:
+        """Parts, of which the last on the right, then the last on the left, give way to others."""
+        self._left = [one_line(part) for part in left if part]
+        self._right = [one_line(part) for part in right]
         self.refresh()
 
     def render(self) -> Content:
         width = self.size.width
-        parts = list(self._left)
-        while len(parts) > 2 and cell_len(" · ".join(parts)) > width - cell_len(self._right) - 2:
+        parts, right_parts = list(self._left), list(self._right)
+
+        def fits() -> bool:
+            needed = cell_len(" · ".join(parts)) + cell_len(", ".join(right_parts))
+            return needed + 2 <= width
+
+        while not fits() and len(right_parts) > 1:
+            right_parts.pop()
+        while not fits() and len(parts) > 2:
             parts.pop()
         left = " · ".join(parts)
+        right = ", ".join(right_parts) if fits() else ""
         room = width - cell_len(left)
-        right = self._right if cell_len(self._right) <= room - 2 else ""
         return Content.assemble((left, "bold"), " " * (room - cell_len(right)), (right, MUTED))
 
 
@@ -152,13 +160,17 @@ class StatusBar(Widget):
         width = self.size.width
         figures = one_line(self._figures)
         self._keys = self._keys or self._applying()
-        keys = list(self._keys)
+        # What opens everything else stays, whatever else there is room for.
+        stays = ("next_region", "help") if self.screen.has_class("-narrow") else ("palette", "help")
+        last = [key for key in self._keys if key[0].id in stays]
+        keys = [key for key in self._keys if key[0].id not in stays]
         position = cell_len(figures) + 3 if figures else 0
         parts: list[Content | str | tuple[str, str]] = [(figures, "bold"), "   "] if figures else []
         self._shown = []
-        # What opens everything else stays, whatever else there is room for.
-        last = [keys.pop()] if keys and keys[-1][0].id == "help" else []
         room = width - sum(cell_len(name + word) + 3 for _, name, word in last)
+        while room < position and len(last) > 1:  # help is the last to go
+            room += cell_len(f"{last[0][1]} {last[0][2]}") + len(_KEY_GAP)
+            last.pop(0)
         for binding, name, word in [*keys, *last]:
             size = cell_len(f"{name} {word}")
             if position + size > (room if (binding, name, word) not in last else width):

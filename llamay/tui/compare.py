@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on, work
@@ -60,7 +61,7 @@ class CompareScreen(Screen[int | None]):
         yield Static(id="shared")
         yield Grid(id="panes")
         with Horizontal(id="ask"):
-            yield Static(">")
+            yield Static("> ")
             yield self._editor
         yield StatusBar()
 
@@ -77,6 +78,8 @@ class CompareScreen(Screen[int | None]):
     @property
     def _chosen(self) -> ComparePane:
         """The pane that has the focus, or had it before the prompt."""
+        if isinstance(self.focused, ComparePane):
+            return self.focused
         return self.panes[min(self._focused_pane, len(self.panes) - 1)]
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -133,8 +136,9 @@ class CompareScreen(Screen[int | None]):
     def _show_figures(self) -> None:
         """What counts and clocks say; some times a second, since text comes more often."""
         tokens = text.plural(self._comparison.shared_tokens, "token")
-        pages = text.plural(self._comparison.shared_pages(), "page")
-        line = Content(f"shared: {tokens} · {pages}")
+        pages = self._comparison.shared_pages()
+        words = [tokens] if pages is None else [tokens, text.plural(pages, "page")]
+        line = Content(f"shared: {' · '.join(words)}")
         self.query_one("#shared", Static).update(line, layout=False)
         for pane in self.panes:
             pane.refresh_figures()
@@ -149,7 +153,13 @@ class CompareScreen(Screen[int | None]):
 
     @property
     def _is_running(self) -> bool:
-        return any(pane.node.state in RUNNING for pane in self.panes)
+        return bool(self._running_nodes())
+
+    def _running_nodes(self) -> list[int]:
+        """The last turns that are written, and those that they wait for."""
+        tree = self._session.tree
+        nodes = {id for node in self._comparison.nodes for id in tree.path(node)}
+        return sorted(id for id in nodes if tree.node(id).state in RUNNING)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape leaves the prompt, else stops what is written, else goes back."""
@@ -171,9 +181,8 @@ class CompareScreen(Screen[int | None]):
 
     def action_stop(self) -> None:
         """Stops the answers of all panes."""
-        for pane in self.panes:
-            if pane.node.state in RUNNING:
-                self._session.stop(pane.node.id)
+        for node in reversed(self._running_nodes()):  # what waits, before it would begin
+            self._attempt(partial(self._session.stop, node))
 
     def action_back(self) -> None:
         """Goes back without promoting one."""

@@ -95,11 +95,13 @@ class Comparison:
         """How many tokens all branches have in common."""
         return self._histories.shared
 
-    def shared_pages(self) -> int:
-        """How many pages of the first branch are held by all of them."""
+    def shared_pages(self) -> int | None:
+        """How many pages all branches hold; None while one of them waits, and holds none yet."""
         tree = self._session.tree
         # A page is held by the ends of branches, and `nodes` may be on the way to these.
         tips = [{id for id in tree.walk(node) if not tree.children(id)} for node in self.nodes]
+        if any(tree.node(node).state == "queued" for node in self.nodes):
+            return None
         cells = self._session.page_map(self.nodes[0])
         return sum(all(held & set(cell.holders) for held in tips) for cell in cells)
 

@@ -55,9 +55,22 @@ def editor_title(session: "Session", editing: int | None) -> str:
     return "message: it waits for the answer" if place.state in describe.RUNNING else "message"
 
 
+def shown_path(tree: "Tree", node: int) -> list[int]:
+    """The turns from the beginning to `node`, the system prompt first if there is one."""
+    system = bool(tree.effective(node).system)
+    return [id for id in tree.path(node) if system or id != tree.root.id]
+
+
 def to_compare(tree: "Tree", marked: Collection[int], current: int) -> list[int]:
     """Marked turns in the order of the tree; without marks, an answer and its siblings."""
     nodes = [id for id in tree.walk() if id in marked]
     if not nodes and tree.node(current).role == "assistant":
         return describe.siblings(tree, current)
     return nodes
+
+
+def delete_question(tree: "Tree", node: int) -> str:
+    """How much goes with a turn."""
+    below = sum(1 for _ in tree.walk(node)) - 1
+    what = f"this turn and {plural(below, 'turn')} after it" if below else "this turn"
+    return f"Delete {what}? Undo (u) brings it back until the session is closed."

@@ -13,6 +13,7 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
+from llamay.tui.key_order import act
 from llamay.tui.keys import EDITOR, bindings
 from llamay.tui.text import plural
 
@@ -75,11 +76,12 @@ class Editor(TextArea):
         return text
 
     def on_paste(self, event: events.Paste) -> None:
-        """Puts a long text aside; others are the base class's."""
+        """Takes the text in place of what is selected; a long one is put aside."""
         event.stop()
-        if _is_long(event.text):
-            event.prevent_default()
-            self.insert(self._put_aside(event.text))
+        event.prevent_default()
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")  # terminals send Enter's code
+        text = self._put_aside(text) if _is_long(text) else text
+        self.replace(text, *self.selection, maintain_selection_offset=False)
 
     def action_send(self) -> None:
         """Sends what is written, if it is more than white space."""
@@ -131,11 +133,17 @@ class Editor(TextArea):
                 return
             self._replace(file.read_text("utf-8", errors="replace").removesuffix("\n"))
 
-    def on_key(self, event: events.Key) -> None:
-        """Keeps Enter from being a new line, which the base class would make of it."""
-        active = self.screen.active_bindings.get("enter") if event.key == "enter" else None
-        if active is not None and active.node is self:
-            event.prevent_default()  # Textual calls the base class's handler itself
+    async def on_key(self, event: events.Key) -> None:
+        """Does what a key is bound to before the next key is text; Enter is no new line then.
+
+        A key that comes after one that moved the focus is for where that went.
+        """
+        if self.app.focused is not self:
+            self.app.post_message(events.Key(event.key, event.character))
+        elif event.is_printable or not await act(self.app, event.key):
+            return
+        event.stop()
+        event.prevent_default()  # Textual calls the base class's handler itself
 
     def _replace(self, text: str) -> None:
         self._aside.clear()

@@ -40,11 +40,6 @@ class Reading(ModalScreen[None]):
 
     CSS_PATH = "dialog.tcss"
     AUTO_FOCUS = "VerticalScroll"
-    DEFAULT_CSS = """
-    Reading .dialog { width: 84; max-width: 96%; height: auto; max-height: 92%; }
-    Reading VerticalScroll { height: auto; max-height: 100%; scrollbar-size-vertical: 1; }
-    Reading .dialog Static { width: 1fr; max-width: 100%; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1,enter", "leave", "Leave"),
         Binding("j", "scroll(1)", "Down", show=False),
@@ -62,6 +57,7 @@ class Reading(ModalScreen[None]):
             yield Static(Content(self._title), classes="title")
             with VerticalScroll():
                 yield Static(self.text)
+            yield Static(Content("Esc leaves, ↑ ↓ PgUp PgDn j k scroll"), classes="hint")
 
     def action_leave(self) -> None:
         """Back to where one was."""

@@ -39,19 +39,25 @@ APP = (
     Key("palette", "ctrl+p", "command_palette", "Palette", "Every command by name"),
     Key("quit", "ctrl+q", "quit", "", "Save everything and quit"),
     Key("interrupt", "ctrl+c", "interrupt", "", "Stop what is being written; if nothing is, quit"),
+    Key("theme", "T", "theme", "", "Light or dark, from now on"),
+    Key("log", "ctrl+l", "log", "", "Show log"),
+    Key("help", "question_mark,f1", "help", "Help", "All keys"),
 )
 
 MAIN = (
+    Key("leave_editor", "escape", "leave_editor", "Turns", "From the editor to the turns"),
     Key("escape", "escape", "escape", "", "Stop generation; else leave what is open"),
     Key("fork", "f", "fork", "Fork", "Fork: the next message starts a new branch here"),
     Key("sample", "n", "sample", "Sample", "Sample several answers and compare them"),
     Key("edit", "e", "edit", "Edit", "Edit this message as a sibling of it"),
     Key("regenerate", "r", "regenerate", "Again", "Another answer beside this one"),
     Key("resume", "R", "resume", "Resume", "Continue a stopped answer from its exact token"),
-    Key("mark", "space", "mark", "Mark", "Mark this turn, for compare"),
     Key("compare", "c", "compare", "Compare", "Compare marked turns, or this answer's siblings"),
     Key("inspector", "i", "inspector", "State", "Show or hide the state inspector"),
     Key("search", "slash", "search", "Search", "Search all turns"),
+    Key("next_region", "tab", "next_region", "Region", "Next region"),
+    Key("previous_region", "shift+tab", "previous_region", "", "Previous region"),
+    Key("mark", "space", "mark", "Mark", "Mark this turn, for compare"),
     Key("label", "l,L", "label", "Label", "Label this turn"),
     Key("delete", "d", "delete", "Delete", "Delete this turn and what follows it"),
     Key("undo", "u", "app.undo", "", "Undo the last change of the tree"),
@@ -65,15 +71,10 @@ MAIN = (
     Key("model", "m", "app.model", "", "Choose a model"),
     Key("settings", "comma", "app.settings", "", "Sampling and system prompt from here on"),
     Key("system", "S", "app.system", "", "The session's system prompt"),
-    Key("theme", "T", "app.theme", "", "Light or dark"),
-    Key("log", "ctrl+l", "app.log", "", "Show log"),
-    Key("next_region", "tab", "next_region", "Region", "Next region"),
-    Key("previous_region", "shift+tab", "previous_region", "", "Previous region"),
-    Key("help", "question_mark,f1", "app.help", "Help", "All keys"),
 )
 
 TREE = (
-    Key("go", "enter", "go", "Continue", "Continue here; a message goes to the editor"),
+    Key("go", "enter", "screen.go", "Continue", "Continue here; a message goes to the editor"),
     Key("tree_up", "up,k", "up", "", "Turn above"),
     Key("tree_down", "down,j", "down", "", "Turn below"),
     Key("tree_left", "left,h", "left", "", "Fold, or to the turn before"),
@@ -91,11 +92,19 @@ TREE = (
 )
 
 TRANSCRIPT = (
-    Key("continue", "enter", "go", "Continue", "Continue here; a message goes to the editor"),
+    Key(
+        "continue", "enter", "screen.go", "Continue", "Continue here; a message goes to the editor"
+    ),
     Key("turn_up", "up,k", "up", "", "Scroll up, or to the turn above"),
     Key("turn_down", "down,j", "down", "", "Scroll down, or to the turn below"),
-    Key("next_sibling", "right,right_square_bracket", "sibling(1)", "", "Next sibling"),
-    Key("previous_sibling", "left,h,left_square_bracket", "sibling(-1)", "", "Previous sibling"),
+    Key("next_sibling", "right,right_square_bracket", "screen.sibling(1)", "", "Next sibling"),
+    Key(
+        "previous_sibling",
+        "left,h,left_square_bracket",
+        "screen.sibling(-1)",
+        "",
+        "Previous sibling",
+    ),
     Key("turn_first", "home,g", "first", "", "First turn"),
     Key("turn_last", "end,G", "last", "", "Last turn"),
     Key("turn_page_up", "pageup,ctrl+b", "page(-1)", "", "A page up"),

@@ -10,13 +10,13 @@ from textual.screen import Screen
 from llamay.events import AnswerFailed, Notice, Resumed, SessionEvent
 from llamay.tui import describe, describe_session
 from llamay.tui.ask import AskCount, AskLine
-from llamay.tui.bars import Header, NoticeBar, StatusBar
+from llamay.tui.bars import NoticeBar
 from llamay.tui.bridge import SessionUpdate
-from llamay.tui.confirm import Confirm
 from llamay.tui.editor import Editor
+from llamay.tui.figures import Figures
 from llamay.tui.keys import MAIN, bindings
 from llamay.tui.regions import Regions
-from llamay.tui.text import count, duration, plural
+from llamay.tui.text import plural
 from llamay.tui.transcript import Transcript
 from llamay.tui.tree_view import TreeView
 
@@ -37,7 +37,6 @@ class MainScreen(Screen[None]):
     """Shows one session; nothing but the editor before there is one."""
 
     app: "LlamayApp"
-    CSS_PATH = "main.tcss"
     AUTO_FOCUS = "#editor"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (150, "-huge")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(MAIN)]
@@ -48,28 +47,30 @@ class MainScreen(Screen[None]):
         self.regions = Regions()
         self.editing: int | None = None  # the message that the editor makes a sibling of
         self.marked: set[int] = set()
-        self._header = Header()
+        self._figures = Figures(self.regions)
         self._notice = NoticeBar()
-        self._status = StatusBar()
         self._session: Session | None = None
-        self._opened = ""
 
     def compose(self) -> ComposeResult:
-        yield self._header
+        yield self._figures.header
         yield self.regions
         yield self._notice
-        yield self._status
+        yield self._figures.status
 
     def on_mount(self) -> None:
         """Follows the session's updates."""
         self.app.bridge.follow(self)
-        self.set_interval(_FIGURES_S, self._show_figures)
+        self.show_loading(self.app.loading)
+        self.set_interval(_FIGURES_S, self._figures.refresh)
 
     # what is shown
 
     @property
     def current(self) -> int:
-        """The turn that actions are about."""
+        """The turn that actions are about; the other region hears of it a little later."""
+        transcript = self.regions.transcript
+        if transcript.has_focus and transcript.chosen is not None:
+            return transcript.chosen
         return self.regions.tree_view.cursor
 
     @property
@@ -81,17 +82,19 @@ class MainScreen(Screen[None]):
     def release(self) -> None:
         """Lets the session go: from now on, nothing here asks it for anything."""
         self._session = None
+        self._figures.release()
 
     def show_loading(self, sentence: str) -> None:
         """Says how far opening is, and what waits for it."""
         self.release()
-        self._header.show(["llamay", sentence], "")
+        self._figures.show_loading(sentence)
         self.query_one("#talk-region").set_class(False, "-talking")
         self.regions.welcome.show(None, sentence, self.app.waiting)
 
     def bind(self, session: "Session") -> None:
         """Shows `session` from now on."""
-        self._session, self.editing, self._opened = session, None, ""
+        self._session, self.editing = session, None
+        self._figures.bind(session, self.app.bridge, self.app.host.title)
         self.marked.clear()
         regions = self.regions
         regions.bind(session, self.app.bridge)
@@ -101,16 +104,15 @@ class MainScreen(Screen[None]):
         tree = session.tree
         regions.editor.past = [node.text for node in tree.nodes.values() if node.role == "user"]
         self.show_node(session.place, at_end=True)
-        self._show_header()
-        self._show_figures()
+        self._figures.show_header()
+        self._figures.refresh()
         if session.read_only:
             self.show_notice(session.read_only, "warning")
 
     def show_node(self, node: int, *, at_end: bool) -> None:
         """Shows the branch that ends at `node`, which becomes the current turn."""
         assert self._session is not None, "bind comes first"
-        tree = self._session.tree
-        path = self._shown_path(node)
+        path = describe_session.shown_path(self._session.tree, node)
         self.regions.tree_view.choose(node)
         self.regions.transcript.show(path, node, at_end=at_end)
         self.query_one("#talk-region").set_class(bool(path), "-talking")
@@ -118,18 +120,10 @@ class MainScreen(Screen[None]):
             self.regions.welcome.show(self._session.name, "", [])
         if self.regions.inspector is not None:
             self.regions.inspector.show(node)
-        self.regions.title_talk(describe.branch_title(tree, node))
         self._session.look_at(path)
-        self._title_editor()
-        self._show_status()
+        self._figures.show_titles(node, self.editing)
+        self._figures.show_status()
         self.refresh_bindings()
-
-    def _shown_path(self, node: int) -> list[int]:
-        """The turns from the beginning to `node`, the system prompt first if there is one."""
-        assert self._session is not None, "bind comes first"
-        tree = self._session.tree
-        system = bool(tree.effective(node).system)
-        return [id for id in tree.path(node) if system or id != tree.root.id]
 
     def show_notice(self, sentence: str, level: str = "info") -> None:
         """Shows a sentence in place until the next one; an empty one hides the line."""
@@ -151,19 +145,19 @@ class MainScreen(Screen[None]):
         else:
             regions.tree_view.refresh_nodes(update.nodes)
         if update.tree:
-            self._show_figures()
-            self._show_header()  # a session takes its name from the first message
+            self._figures.refresh()
+            self._figures.show_header()  # a session takes its name from the first message
             end = regions.transcript.path[-1:] or [session.tree.root.id]
             if not session.tree.visible(end[0]):
                 self.show_node(session.place, at_end=True)
-            elif self._shown_path(end[0]) != regions.transcript.path:
+            elif describe_session.shown_path(session.tree, end[0]) != regions.transcript.path:
                 self.show_node(end[0], at_end=False)  # a system prompt came or went
             regions.transcript.refresh_turns()
-            self._title_editor()
+            self._figures.show_editor_title(self.editing)
             self.refresh_bindings()
         else:
             regions.transcript.refresh_turns(update.nodes)
-        self._show_status()
+        self._figures.show_status()
 
     def _take_event(self, event: SessionEvent) -> None:
         match event:
@@ -172,72 +166,22 @@ class MainScreen(Screen[None]):
             case AnswerFailed():
                 self.app.say(event.message, "error")
             case Resumed():
-                self._opened = f"resumed {count(event.tokens)} tok in {duration(event.seconds)}"
-                if event.prefill_seconds is not None:
-                    self._opened += f", prefill would take about {duration(event.prefill_seconds)}"
-                self._show_header()
-
-    def _show_header(self) -> None:
-        if self._session is not None:
-            self._header.show(["llamay", self._session.name, *self.app.host.title], self._opened)
-
-    def _show_figures(self) -> None:
-        """The session's figures, now and then."""
-        session = self._session
-        if session is None:
-            return
-        self.regions.show_summary(describe_session.summary(session))
-        self.regions.tree_view.refresh_figures()
-        self._show_status()
-
-    def _show_status(self) -> None:
-        """What the shown branch holds and how fast it grows; the prefill bar."""
-        session = self._session
-        if session is None:
-            return
-        path = self.regions.transcript.path
-        last = path[-1] if path else None
-        running = self.app.bridge.running.get(path[-1]) if path else None
-        self.regions.prefill.show(running if running and running.is_reading else None)
-        where = [self.regions.shown] if self.has_class("-narrow") else []
-        self._status.show(" · ".join(where + describe_session.status(session, last, running)))
-
-    def _title_editor(self) -> None:
-        if self._session is not None:
-            title = describe_session.editor_title(self._session, self.editing)
-            self.regions.title_editor(title)
+                self.app.note(self._figures.show_resumed(event))
 
     # what the regions tell
 
     @on(TreeView.Chosen)
     def tree_chosen(self, event: TreeView.Chosen) -> None:
-        """Shows the branch up to the cursor."""
-        self.show_node(event.node, at_end=False)
+        """Shows the branch up to the cursor, if that is still there."""
+        if event.node == self.regions.tree_view.cursor:
+            self.show_node(event.node, at_end=False)
 
     @on(Transcript.Chosen)
     def turn_chosen(self, event: Transcript.Chosen) -> None:
         """Puts the tree's cursor on the turn."""
         self.regions.tree_view.choose(event.node)
-        self._show_status()
+        self._figures.show_status()
         self.refresh_bindings()
-
-    @on(Transcript.Sibling)
-    def sibling_wanted(self, event: Transcript.Sibling) -> None:
-        """Shows the branch of a sibling, to where it goes on."""
-        assert self._session is not None, "turns are of a session"
-        nodes = describe.siblings(self._session.tree, event.node)
-        sibling = nodes[(nodes.index(event.node) + event.step) % len(nodes)]
-        if sibling != event.node:
-            self.show_node(sibling, at_end=False)
-
-    @on(TreeView.Go)
-    @on(Transcript.Go)
-    def go(self, event: TreeView.Go | Transcript.Go) -> None:
-        """Continues at an answer; takes a message into the editor."""
-        if self._session is not None and self._session.tree.node(event.node).role == "user":
-            self.edit(event.node)
-        else:
-            self.continue_at(event.node)
 
     def continue_at(self, node: int) -> None:
         """The next message goes on from this answer, or from the beginning."""
@@ -254,7 +198,7 @@ class MainScreen(Screen[None]):
         self.continue_at(node.parent)
         self.editing = user
         self.regions.editor.put(node.text)
-        self._title_editor()
+        self._figures.show_editor_title(self.editing)
 
     @on(Editor.Sent)
     def sent(self, event: Editor.Sent) -> None:
@@ -277,6 +221,9 @@ class MainScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What does not apply to the current turn is not offered."""
+        if action == "leave_editor":
+            in_editor = self.focused is self.regions.editor
+            return in_editor and self.editing is None and not self.app.is_answering
         node, session = self._node, self._session
         if session is None or node is None:
             return action not in (*_TURN_ACTIONS, *_WRITING_ACTIONS, "compare")
@@ -288,29 +235,47 @@ class MainScreen(Screen[None]):
             return node.state in describe.CONTINUABLE
         return node.role == "user" if action == "edit" else True
 
+    def action_go(self) -> None:
+        """Continues at an answer; takes a message into the editor."""
+        if self._session is not None:
+            is_user = self._session.tree.node(self.current).role == "user"
+            self.edit(self.current) if is_user else self.continue_at(self.current)
+
+    def action_sibling(self, step: int) -> None:
+        """Shows the branch of a sibling."""
+        if self._session is not None:
+            nodes = describe.siblings(self._session.tree, self.current)
+            sibling = nodes[(nodes.index(self.current) + step) % len(nodes)]
+            if sibling != self.current:
+                self.show_node(sibling, at_end=False)
+
     def action_escape(self) -> None:
-        """Stops what is written; else leaves an edit, a notice, or the editor."""
+        """Stops what is written; else leaves an edit or a notice."""
         if self.app.is_answering:
             self.app.stop()
         elif self.editing is not None:
             self.editing = None
             self.regions.editor.put("")
-            self._title_editor()
+            self._figures.show_editor_title(self.editing)
         else:
             self.show_notice("")
-            if self.focused is self.regions.editor and self._session is not None:
-                talking = bool(self.regions.transcript.path)
-                self.regions.go(self.regions.transcript if talking else self.regions.tree_view)
+
+    def action_leave_editor(self) -> None:
+        """Goes to the turns, where single keys act."""
+        self.show_notice("")
+        if self._session is not None:
+            talking = bool(self.regions.transcript.path)
+            self.regions.go(self.regions.transcript if talking else self.regions.tree_view)
 
     def action_next_region(self) -> None:
         """The next region."""
         self.regions.go_round(1)
-        self._show_status()
+        self._figures.show_status()
 
     def action_previous_region(self) -> None:
         """The region before."""
         self.regions.go_round(-1)
-        self._show_status()
+        self._figures.show_status()
 
     def action_search(self) -> None:
         """Searches all turns."""
@@ -392,16 +357,15 @@ class MainScreen(Screen[None]):
         session, node = self._session, self._node
         if session is None or node is None:
             return
-        tree = session.tree
-        if node.id in tree.path(session.place):
+        if node.id in session.tree.path(session.place):
             self.app.say(
                 "this turn is on the active path; continue on another branch first (Enter there)",
                 "warning",
             )
             return
-        below = sum(1 for _ in tree.walk(node.id)) - 1
-        what = f"this turn and {plural(below, 'turn')} after it" if below else "this turn"
-        question = f"Delete {what}? Undo (u) brings it back until the session is closed."
+        from llamay.tui.confirm import Confirm
+
+        question = describe_session.delete_question(session.tree, node.id)
         self.app.push_screen(Confirm(question, "Delete"), self._delete)
 
     def _delete(self, yes: bool | None) -> None:

@@ -6,14 +6,17 @@ Styles are looked up by the names in `STYLES`, so that the screen's theme gives 
 import functools
 import io
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-from markdown_it.tree import SyntaxTreeNode
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 from llamay.tui.highlight import highlight
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.tree import SyntaxTreeNode
 
 STYLES = (
     "strong",
@@ -51,6 +54,9 @@ class Markdown:
 
     def prose(self, source: str) -> list[Text]:
         """The lines of Markdown, already cleaned of what a terminal obeys."""
+        # Here, because the first screen shows no Markdown yet and is there sooner without it.
+        from markdown_it.tree import SyntaxTreeNode
+
         root = SyntaxTreeNode(_parser().parse(source))
         return self._blocks(root.children, self._width)
 
@@ -59,7 +65,7 @@ class Markdown:
         return self._code(source, language if coloured else "", self._width)
 
     def _blocks(
-        self, nodes: Sequence[SyntaxTreeNode], width: int, tight: bool = False
+        self, nodes: "Sequence[SyntaxTreeNode]", width: int, tight: bool = False
     ) -> list[Text]:
         lines: list[Text] = []
         for node in nodes:
@@ -68,7 +74,7 @@ class Markdown:
             lines += self._block(node, width)
         return lines
 
-    def _block(self, node: SyntaxTreeNode, width: int) -> list[Text]:
+    def _block(self, node: "SyntaxTreeNode", width: int) -> list[Text]:
         match node.type:
             case "paragraph":
                 return wrap(self._inline(node), width)
@@ -90,7 +96,7 @@ class Markdown:
             case _:
                 return wrap(Text(node.content), width)
 
-    def _list(self, node: SyntaxTreeNode, width: int) -> list[Text]:
+    def _list(self, node: "SyntaxTreeNode", width: int) -> list[Text]:
         lines: list[Text] = []
         number = int(node.attrs.get("start", 1))
         tight = all(
@@ -108,7 +114,7 @@ class Markdown:
             lines += [Text(" " * len(marker)) + line for line in inside[1:]]
         return lines
 
-    def _quote(self, node: SyntaxTreeNode, width: int) -> list[Text]:
+    def _quote(self, node: "SyntaxTreeNode", width: int) -> list[Text]:
         bar = Text("▎ ", self._styles["muted"])
         return [bar + line for line in self._blocks(node.children, max(width - 2, 1))]
 
@@ -125,7 +131,7 @@ class Markdown:
                 lines.append(row)
         return lines
 
-    def _table(self, node: SyntaxTreeNode, width: int) -> list[Text]:
+    def _table(self, node: "SyntaxTreeNode", width: int) -> list[Text]:
         rows = [
             [self._inline(cell) for cell in row.children]
             for part in node.children
@@ -152,7 +158,7 @@ class Markdown:
                 lines.append(Text("─┼─".join("─" * size for size in widths), muted))
         return lines
 
-    def _inline(self, node: SyntaxTreeNode) -> Text:
+    def _inline(self, node: "SyntaxTreeNode") -> Text:
         """The text of a node's inline content."""
         text = Text()
         for inline in node.children:
@@ -160,7 +166,7 @@ class Markdown:
                 self._span(child, text)
         return text
 
-    def _span(self, node: SyntaxTreeNode, text: Text) -> None:
+    def _span(self, node: "SyntaxTreeNode", text: Text) -> None:
         match node.type:
             case "code_inline":
                 text.append(node.content, self._styles["code"])
@@ -183,7 +189,9 @@ class Markdown:
 
 
 @functools.cache
-def _parser() -> MarkdownIt:
+def _parser() -> "MarkdownIt":
+    from markdown_it import MarkdownIt
+
     return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 

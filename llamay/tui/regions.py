@@ -88,6 +88,11 @@ class Regions(Horizontal):
         """Shows the region that the focus went to."""
         self._show_region_of(event.widget)
 
+    def on_paste(self, event: events.Paste) -> None:
+        """What is pasted where there is no text is for the editor."""
+        self.go(self.editor)
+        self.editor.on_paste(event)
+
     def go(self, target: Widget) -> None:
         """Moves the focus to a widget in any region."""
         self._show_region_of(target)

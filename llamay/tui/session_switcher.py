@@ -175,7 +175,8 @@ class SessionSwitcher(ModalScreen[str | None]):
         """Asks for a name, and ends with it."""
         numbers = (f"session-{number}" for number in count(len(self._by_name) + 1))
         free = next(name for name in numbers if name not in self._by_name)
-        name = await self.app.push_screen_wait(AskLine("Name of the new session", free))
+        ask = AskLine("Name of the new session", free, suggested=True)
+        name = await self.app.push_screen_wait(ask)
         if name is not None:
             try:
                 self.dismiss(checked_name(name.strip()))

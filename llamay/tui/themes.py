@@ -1,8 +1,12 @@
-"""Two calm themes: dark and light."""
+"""Two calm themes, dark and light, and which of them the user chose."""
+
+from contextlib import suppress
+from pathlib import Path
 
 from textual.theme import Theme
 
 DARK, LIGHT = "llamay-dark", "llamay-light"
+_FILE = "theme.txt"
 
 THEMES = (
     Theme(
@@ -34,3 +38,18 @@ THEMES = (
         dark=False,
     ),
 )
+
+
+def saved_theme(home: Path) -> str | None:
+    """The theme that the user chose before; None if there is none that is known."""
+    with suppress(OSError, UnicodeDecodeError):
+        name = (home / _FILE).read_text("utf-8").strip()
+        return name if name in (DARK, LIGHT) else None
+    return None
+
+
+def save_theme(home: Path, name: str) -> None:
+    """Keeps a theme for the next starts, in llamay's folder."""
+    with suppress(OSError):  # the next start then goes by the terminal's background
+        home.mkdir(parents=True, exist_ok=True)
+        (home / _FILE).write_text(f"{name}\n", "utf-8")

@@ -76,7 +76,9 @@ class TokenView(Widget, can_focus=True):
         index = self.index
         if index < 0:
             return "no token written yet"
-        return f'token "{_visible(self._pieces[index])}"  {share(self._logprobs[index])}'
+        piece = _visible(self._pieces[index])
+        name = f'token "{piece}"' if piece else "part of a character"
+        return f"{name}  {share(self._logprobs[index])}"
 
     def _window(self) -> range:
         """The tokens that have a bar: as many as there are columns, the chosen one among them."""

@@ -66,21 +66,6 @@ class Transcript(ScrollView, can_focus=True):
             super().__init__()
             self.node = node
 
-    class Go(Message):
-        """The user wants to continue at a turn."""
-
-        def __init__(self, node: int) -> None:
-            super().__init__()
-            self.node = node
-
-    class Sibling(Message):
-        """The user wants to see the sibling that is `step` after a turn."""
-
-        def __init__(self, node: int, step: int) -> None:
-            super().__init__()
-            self.node = node
-            self.step = step
-
     def __init__(self, *, id: str | None = None) -> None:
         """Shows nothing before `bind`."""
         super().__init__(id=id)
@@ -359,24 +344,14 @@ class Transcript(ScrollView, can_focus=True):
             self._follows = True
             self._lay_out()
 
-    def action_go(self) -> None:
-        """Continues at the chosen turn."""
-        if self.chosen is not None:
-            self._tell(self.Go(self.chosen))
-
-    def action_sibling(self, step: int) -> None:
-        """Shows the next or previous sibling of the chosen turn."""
-        if self.chosen is not None:
-            self._tell(self.Sibling(self.chosen, step))
-
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """Chooses the turn; a second click continues there."""
         node = self._turn_at(self.scroll_offset.y + event.y)
         if node is None:
             return
-        if event.chain > 1:
-            self._tell(self.Go(node))
-        elif node != self.chosen:
+        if node != self.chosen:
             self.chosen = node
             self._tell(self.Chosen(node))
             self.refresh()
+        if event.chain > 1:
+            await self.run_action("screen.go")

@@ -50,13 +50,6 @@ class TreeView(ScrollView, can_focus=True):
             super().__init__()
             self.node = node
 
-    class Go(Message):
-        """The user wants to continue at a turn."""
-
-        def __init__(self, node: int) -> None:
-            super().__init__()
-            self.node = node
-
     class Filtered(Message):
         """Another kind of turns is shown."""
 
@@ -250,6 +243,7 @@ class TreeView(ScrollView, can_focus=True):
         self._set_look()
         self._measure()
         self.scroll_to_cursor()
+        self.refresh()  # it may have been drawn in this size before it was measured
 
     # what the user does
 
@@ -344,21 +338,16 @@ class TreeView(ScrollView, can_focus=True):
         """The next kind of turns."""
         self.set_filter(FILTERS[(FILTERS.index(self.filter) + 1) % len(FILTERS)])
 
-    def action_go(self) -> None:
-        """Continues at the cursor's turn."""
-        if self._rows:
-            self._tell(self.Go(self.cursor))
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """`unfold` is there for what is folded only, so that its key is free elsewhere."""
         if action == "unfold":
             return bool(self._rows) and bool(self._rows[self._row_index].below)
         return True
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """Chooses the row; a second click continues there."""
         index = bisect_right(self._starts, self.scroll_offset.y + event.y) - 1
         if index < len(self._rows):
             self._move(index)
             if event.chain > 1:
-                self.action_go()
+                await self.run_action("screen.go")

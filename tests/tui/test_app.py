@@ -1,5 +1,6 @@
 """The app around the screens: opening, errors, help, palette, log, export, themes, leaving."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from llamay.tui.help import Reading
 from llamay.tui.keys import APP, MAIN
 from llamay.tui.session_switcher import SessionSwitcher
 from llamay.tui.settings import SettingsScreen
+from llamay.tui.themes import saved_theme
 
 from .fake_host import FakeHost
 from .fake_session import FakeSession
@@ -41,6 +43,56 @@ def test_what_cannot_be_opened_is_said_and_the_screen_stays_usable(
         assert isinstance(d.app.screen, Reading)
 
     drive(scenario, host=host)
+
+
+def test_the_model_is_opened_when_the_first_screen_was_drawn(tmp_path: Path, monkeypatch):
+    drawn: list[str] = []
+    display = LlamayApp._display
+
+    def noting(app: LlamayApp, screen, renderable) -> None:
+        display(app, screen, renderable)
+        drawn.append("\n".join(strip.text for strip in screen._compositor.render_strips()))
+
+    class Host(FakeHost):
+        def open(self, *arguments):
+            assert "You can write already" in drawn[0]
+            assert "^P Palette" in drawn[0]
+            return super().open(*arguments)
+
+    monkeypatch.setattr(LlamayApp, "_display", noting)
+
+    async def scenario(d: Driver) -> None:
+        assert d.notices() == []
+
+    drive(scenario, host=Host(tmp_path))
+
+
+def test_the_theme_that_was_chosen_is_there_at_the_next_start(tmp_path: Path):
+    assert saved_theme(tmp_path / "home") is None
+
+    async def scenario(d: Driver) -> None:
+        await d.press("escape", "T")
+        assert d.app.theme == "llamay-light"
+
+    drive(scenario, host=FakeHost(tmp_path / "home"))
+    assert saved_theme(tmp_path / "home") == "llamay-light"
+    (tmp_path / "home" / "theme.txt").write_bytes(b"\xff mauve")
+    assert saved_theme(tmp_path / "home") is None
+
+
+@pytest.mark.parametrize(("theme", "dark"), [("llamay-light", False), ("llamay-dark", True)])
+def test_an_app_begins_in_its_theme(theme: str, dark: bool):
+    async def run() -> None:
+        app = LlamayApp(FakeHost(Path("/nowhere")), theme=theme)
+        async with app.run_test() as pilot:
+            await pilot.pause()
+            wanted = app.get_theme(theme)
+            assert wanted is not None
+            assert app.main.styles.background.hex.lower() == wanted.background
+            assert (app.has_class("-dark-mode"), app.has_class("-light-mode")) == (dark, not dark)
+            app.exit()
+
+    asyncio.run(run())
 
 
 def test_help_lists_every_key_and_the_users_own(tmp_path: Path):
@@ -72,8 +124,12 @@ def test_every_command_is_in_the_palette_and_runs():
         assert missing == {
             "Continue a stopped answer from its exact token",
             "Edit this message as a sibling of it",
+            "From the editor to the turns",
             "Redo what was undone",
         }  # none of these applies to the current turn
+        titles = [command.title for command in d.app.get_system_commands(d.main)]
+        assert titles.index("Fork: the next message starts a new branch here") < 3
+        assert titles.index("A page down") > titles.index("All keys")
         await d.press("ctrl+p")
         await d.until(lambda: isinstance(d.app.screen, CommandPalette))
         for key in "light or dark":
@@ -125,6 +181,7 @@ def test_switching_sessions_saves_the_one_that_was_open(tmp_path: Path):
         await d.press("escape", "s")
         assert isinstance(d.app.screen, SessionSwitcher)
         d.app.screen.dismiss("other")
+        await d.until(lambda: d.regions.editor.has_focus)
         await d.until(lambda: d.app.session is not None and d.app.session.name == "other")
         assert first.closed
         assert host.opened == [(None, None), ("other", None)]

@@ -236,6 +236,25 @@ def test_escape_stops_what_is_written_and_then_goes_back():
     assert host.result == [None]
 
 
+def test_escape_stops_what_waits_and_the_answers_that_it_waits_for():
+    session = FakeSession()
+    session.gate.clear()
+    session.send("Go on.", n=2)
+
+    async def scenario(host, pilot, screen):
+        await until(pilot, lambda: session.tree.node(session.tree.leaves()[1]).text != "")
+        await pilot.press("enter", "W", "h", "y", "enter")
+        waiting = session.tree.leaves()
+        assert [session.tree.node(leaf).state for leaf in waiting] == ["queued", "queued"]
+        assert "page" not in str(screen.query_one("#shared").content)  # it is not known yet
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: not screen._is_running)
+
+    compare(session, scenario)
+    answers = [node for node in session.tree.nodes.values() if node.role == "assistant"]
+    assert [node.state for node in answers] == ["stopped"] * 4
+
+
 def test_drop_asks_deletes_and_undo_brings_the_pane_back():
     session = sampled(3)
 

@@ -69,7 +69,7 @@ def test_a_paste_of_20_000_lines_is_put_aside_and_sent_whole_and_stays_quick():
         editor.post_message(Paste(text))
         await d.until(lambda: "[pasted 20,000 lines]" in editor.text)
         await d.press("x")
-        editor.post_message(Paste(text.upper()))
+        editor.post_message(Paste(text.upper().replace("\n", "\r")))  # as terminals send it
         await d.until(lambda: "#2" in editor.text)
         assert editor.text == "[pasted 20,000 lines]x[pasted 20,000 lines #2]"
         await d.press("enter")
@@ -85,8 +85,24 @@ def test_a_paste_of_20_000_lines_is_put_aside_and_sent_whole_and_stays_quick():
 
 def test_a_short_paste_is_text():
     async def scenario(d: Driver) -> None:
-        d.regions.editor.post_message(Paste("two\nlines"))
-        await d.until(lambda: d.regions.editor.text == "two\nlines")
+        editor = d.regions.editor
+        editor.post_message(Paste("two\nlines\r"))
+        await d.until(lambda: editor.text == "two\nlines\n")
+        await d.press("x", "y", "shift+left")
+        editor.post_message(Paste("and\r\nmore"))
+        await d.until(lambda: editor.text == "two\nlines\nxand\nmore")
+        await d.press("!")
+        assert editor.text.endswith("more!")
+
+    drive(scenario)
+
+
+def test_what_is_pasted_in_the_tree_is_for_the_editor():
+    async def scenario(d: Driver) -> None:
+        d.regions.go(d.regions.tree_view)
+        d.app.post_message(Paste("dud"))
+        await d.until(lambda: d.regions.editor.text == "dud")
+        assert d.regions.editor.has_focus
 
     drive(scenario)
 

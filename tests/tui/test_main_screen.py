@@ -316,6 +316,11 @@ def test_a_session_that_was_resumed_says_so():
         await d.until(lambda: "resumed" in d.screen_text())
         assert "resumed 2,202 tok in 31 ms, prefill would take about 3.1 s" in d.screen_text()
         assert "! a segment is damaged; its text is read again" in d.screen_text()
+        await d.pilot.resize_terminal(100, 40)  # the log says what has no room any more
+        await d.until(lambda: "prefill" not in d.screen_text())
+        assert "· kv f32   " in d.screen_text()
+        assert "resumed 2,202 tok in 31 ms" in d.screen_text()
+        assert "resumed 2,202 tok in 31 ms, prefill would take about 3.1 s" in d.notices()
 
     drive(scenario, branched(), size=(150, 40))
 
@@ -363,7 +368,9 @@ def test_narrow_screens_show_one_region_and_tab_goes_round():
         await d.quiet()
         await d.press("tab")
         assert shown() == ["tree-region"]
-        assert d.screen_text().splitlines()[-1].strip().startswith("Tree")
+        last = d.screen_text().splitlines()[-1].strip()
+        assert last.startswith("Tree")
+        assert last.endswith("Tab Region  ? Help")
         await d.press("tab")
         assert shown() == ["talk-region"]
         assert d.regions.transcript.has_focus
@@ -375,6 +382,17 @@ def test_narrow_screens_show_one_region_and_tab_goes_round():
         await d.until(lambda: shown() == ["tree-region", "talk-region"])
 
     drive(scenario, session, size=NARROW)
+
+
+def test_the_tree_is_drawn_when_the_screen_first_has_room_for_it():
+    async def scenario(d: Driver) -> None:
+        await d.pilot.resize_terminal(120, 24)
+        await d.until(lambda: d.regions.tree_view.region.width > 0)
+        for _ in range(3):  # whatever else is drawn anew by now, it was not the tree
+            await d.pilot.pause()
+        assert "A partial index" in d.screen_text()  # of a branch that only the tree shows
+
+    drive(scenario, branched(), size=NARROW)
 
 
 @pytest.mark.parametrize("size", [(20, 5), (41, 9), (300, 80)])

@@ -118,13 +118,16 @@ def test_escape_leaves_the_filter_and_then_the_list(tmp_path):
     assert switch(tmp_path, scenario).result == [None]
 
 
-def test_a_new_session_has_the_name_that_was_given(tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "name"), [("", "session-1"), ("plans", "plans"), (["end", "-", "a"], "session-1-a")]
+)
+def test_a_new_session_has_the_name_that_was_given(tmp_path, keys, name):
     async def scenario(pilot, screen):
         assert "n begins one" in said(screen)
         await pilot.press("n")
-        await pilot.press("-", *"a", "enter")
+        await pilot.press(*keys, "enter")
 
-    assert switch(tmp_path, scenario).result == ["session-1-a"]
+    assert switch(tmp_path, scenario).result == [name]
 
 
 def test_a_name_that_cannot_be_is_refused_here(tmp_path):
