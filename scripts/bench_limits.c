@@ -20,10 +20,10 @@ enum { STREAMS = 8, CHAINS = GROUPS_AT_ONCE * TILE_COLUMNS };
 
 static volatile int32_t sink;
 
-
 /* bytes: a multiple of 512 */
 void read_bytes(const uint8_t *data, int64_t bytes) {
-    vq seen[STREAMS] = {{0}};
+    vq seen[STREAMS];
+    memset(seen, 0, sizeof seen);
     for (int64_t at = 0; at < bytes; at += STREAMS * VECTOR) {
         for (int i = 0; i < STREAMS; i++) {
             v_prefetch(data + at + i * VECTOR + 2048);
