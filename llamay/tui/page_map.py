@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SHADES = "░▒▓█"  # for one, two, three, and more branches that hold a page
 _PLACES = {"disk": "□", "spilled": "◇", "none": "·"}
 _WRITTEN = "+"
+_NONE = "no pages yet: the first message makes them"
 _PER_ROW = 16
 _STYLES = {
     "░": "$text-secondary",
@@ -106,12 +107,14 @@ class PageMap(Widget, can_focus=True):
         return _PER_ROW * max(1, (self.size.width - 8) // _PER_ROW)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if not self.cells:
+            return len(Content(_NONE).wrap(width))
         per_row = _PER_ROW * max(1, (width - 8) // _PER_ROW)
         return max(1, -(-len(self.cells) // per_row))
 
     def render(self) -> RenderResult:
         if not self.cells:
-            return Content("no pages yet: the first message makes them").stylize(MUTED)
+            return Content(_NONE).stylize(MUTED)
         return Content("\n").join(
             self._row(start) for start in range(0, len(self.cells), self._per_row)
         )

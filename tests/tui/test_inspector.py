@@ -190,6 +190,7 @@ def test_without_a_model_there_are_pages_and_no_figures():
     async def scenario(pilot, screen):
         assert screen.query_one(PageMap).pointed is None
         assert "no pages yet" in rows(screen)[0]
+        assert screen.query_one(PageMap).size.height == 2  # 43 letters in 24 columns
 
     inspect(FakeSession(), scenario)
 
