@@ -2,12 +2,14 @@
 
 import ctypes
 import mmap
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 GUARD_BYTES = 1 << 30  # on both sides, so that an index that is far off still faults
 ALIGNMENT = 16  # of a buffer, as of Metal's
+KEPT_BYTES = 1 << 28  # of memory that waits to be used again: mapping it takes most of a launch
 
 _PROT_NONE, _PRIVATE_ANONYMOUS_NORESERVE = 0, 0x4022
 
@@ -29,13 +31,8 @@ class GuardedBuffer:
     def __init__(self, name: str, size: int, at_end: bool) -> None:
         self.name, self.size, self._read_only = name, size, False
         self._mapped = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        total = self._mapped + 2 * GUARD_BYTES
-        base = _libc.mmap(None, total, _PROT_NONE, _PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
-        if base == ctypes.c_void_p(-1).value:
-            raise MemoryError(f"no address space for the {size} bytes of {name}")
-        self._base: int = base
-        self._pages = base + GUARD_BYTES
-        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+        self._base = _taken(self._mapped)
+        self._pages = self._base + GUARD_BYTES
         self.address = self._pages
         if at_end:
             self.address += (self._mapped - size) // ALIGNMENT * ALIGNMENT
@@ -45,13 +42,9 @@ class GuardedBuffer:
         around[start + size :] = 0xFF
         self.bytes: NDArray[np.uint8] = around[start : start + size]
 
-    def _protect(self, access: int) -> None:
-        if self._mapped:
-            _libc.mprotect(self._pages, self._mapped, access)
-
     def make_read_only(self) -> None:
         self._read_only = True
-        self._protect(mmap.PROT_READ)
+        _protect(self._base, self._mapped, mmap.PROT_READ)
 
     def place_of(self, address: int) -> str | None:
         """Where an address is, in words; None if neither in this buffer nor near it."""
@@ -65,5 +58,33 @@ class GuardedBuffer:
         return f"byte {address - self.address} of {self.name}{read_only}"
 
     def close(self) -> None:
-        """Unmaps it; `bytes` must not be used any more."""
-        _libc.munmap(self._base, self._mapped + 2 * GUARD_BYTES)
+        """Gives its memory back; `bytes` must not be used any more."""
+        if self._read_only:
+            _protect(self._base, self._mapped, mmap.PROT_READ | mmap.PROT_WRITE)
+        _give_back(self._base, self._mapped)
+
+
+_kept: dict[int, list[int]] = defaultdict(list)  # by size, regions that nobody uses
+
+
+def _taken(size: int) -> int:
+    """The address of a region: `size` writable bytes, page by page, and guards on both sides."""
+    if _kept[size]:
+        return _kept[size].pop()
+    base = _libc.mmap(None, size + 2 * GUARD_BYTES, _PROT_NONE, _PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
+    if base == ctypes.c_void_p(-1).value:
+        raise MemoryError(f"no address space for a buffer of {size} bytes")
+    _protect(base, size, mmap.PROT_READ | mmap.PROT_WRITE)
+    return int(base)
+
+
+def _give_back(base: int, size: int) -> None:
+    if sum(size * len(regions) for size, regions in _kept.items()) + size <= KEPT_BYTES:
+        _kept[size].append(base)
+    else:
+        _libc.munmap(base, size + 2 * GUARD_BYTES)
+
+
+def _protect(base: int, size: int, access: int) -> None:
+    if size:
+        _libc.mprotect(base + GUARD_BYTES, size, access)

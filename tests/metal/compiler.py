@@ -3,7 +3,7 @@
 $CXX names another g++; on arm64 it must be version 13 or newer, which has 16-bit floats.
 
 Libraries are kept in $LLAMAY_METAL_CACHE, by default build/metal, under the digest of all that they
-are made from.
+are made from. $LLAMAY_METAL_OPTIMIZATION is another flag than -O3.
 """
 
 import functools
@@ -26,7 +26,7 @@ MLX_HEADERS = Path(mx.__file__).parent / "include"
 COMPILER = [
     os.environ.get("CXX", "g++"),
     "-std=c++20",
-    "-O3",
+    os.environ.get("LLAMAY_METAL_OPTIMIZATION", "-O3"),
     "-g1",
     "-shared",
     "-fPIC",
@@ -35,7 +35,8 @@ COMPILER = [
 ]
 COMPILER += ["-fexcess-precision=16", "-fno-strict-aliasing", "-fsigned-char"]
 COMPILER += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
-KERNEL_FLAGS = ["-ffp-contract=off", "-fsanitize=bounds,alignment,integer-divide-by-zero"]
+KERNEL_FLAGS = ["-ffp-contract=off"]
+KERNEL_FLAGS += ["-fsanitize=bounds,alignment,integer-divide-by-zero,float-cast-overflow"]
 KERNEL_FLAGS += [
     "-fno-sanitize-recover=all",
     "-fno-exceptions",

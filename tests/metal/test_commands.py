@@ -34,7 +34,7 @@ def kernels(quick_metal, monkeypatch, empty_home):
 def test_the_table_of_verify(kernels, tmp_path, capsys, name):
     path = tmp_path / f"{name}.gguf"
     write_tiny_model(path, *MODELS[name])
-    code = cli.main(["verify", "-m", str(path), "--tokens", "272", "--ctx-size", "512"])
+    code = cli.main(["verify", "-m", str(path), "--tokens", "128", "--ctx-size", "256"])
     table = capsys.readouterr().out
     with capsys.disabled():
         print(f"\n{name}, Metal's kernels on the host\n{table}")

@@ -143,6 +143,13 @@ def test_a_shuffle_from_a_lane_beyond_the_simdgroup_is_nan(metal: HostMetal) -> 
     assert mx.isnan(y[31]).item()
 
 
+@pytest.mark.parametrize("value", ["NAN", "-INFINITY", "x[3] * 1e9f", "x[3] - 5.0f"])
+def test_a_float_that_no_such_integer_can_hold_is_named(metal: HostMetal, value: str) -> None:
+    kind = "uint" if value.endswith("5.0f") else "int"
+    with pytest.raises(MetalError, match="a float that no such integer can hold"):
+        ran(metal, f"y[0] = float({kind}({value}));")
+
+
 def test_what_a_kernel_does_not_write_is_nan_unless_initialised(metal: HostMetal) -> None:
     y = ran(metal, "if (thread_index_in_simdgroup == 3) y[3] = x[3];")
     assert mx.array_equal(mx.isnan(y), mx.arange(32) != 3)

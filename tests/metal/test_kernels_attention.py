@@ -109,8 +109,11 @@ def test_extreme_values_are_stored_as_the_reference_stores_them(metal, precision
 class Pages:
     """Contexts of random keys and values on pages in two chunks, some pages shared."""
 
-    def __init__(self, layout, lengths, shared=0):
-        """shared: positions that all contexts have in common, from 0 on."""
+    def __init__(self, layout, lengths, shared=0, rows=None):
+        """shared: positions that all contexts have in common, from 0 on.
+
+        rows: keys and values [kv_heads, head_dim] that are not random, by position
+        """
         self.layout, size = layout, layout.page_tokens
         width = -(-max(lengths) // size)
         ids, self.table = iter(np.random.default_rng(5).permutation(1000)), []
@@ -121,7 +124,7 @@ class Pages:
             self.table.append(own + [-1] * (width - len(own)))
         self.table = np.array(self.table, dtype=np.int32)
         order = {page: place for place, page in enumerate(np.unique(self.table[self.table >= 0]))}
-        half = len(order) // 2 + 1
+        half = (len(order) + 1) // 2
         self.places = np.zeros_like(self.table)
         slabs = np.zeros((2, half * size, row_words(layout)), np.uint32)
         slabs[:] = 0xFFFFFFFF  # what is not written is NaN
@@ -133,16 +136,18 @@ class Pages:
                 page = self.table[context, position // size]
                 chunk, at = divmod(order[page], half)
                 self.places[context, position // size] = chunk << PAGE_BITS | at
+                vectors = (rows or {}).get(position) or random(
+                    2, layout.kv_heads, layout.head_dim, seed=int(page) * size + position % size
+                )
                 words, self.keys[context][position], self.values[context][position] = self._row(
-                    int(page) * size + position % size
+                    np.asarray(vectors, dtype=np.float32)
                 )
                 slabs[chunk, at * size + position % size] = words
         self.slabs = [mx.array(slab) for slab in slabs]
 
-    def _row(self, seed):
-        """Words, keys and values of a position, which are a function of its place."""
+    def _row(self, vectors):
+        """Words of a position, and the keys and values that they stand for."""
         layout = self.layout
-        vectors = random(2, layout.kv_heads, layout.head_dim, seed=seed)
         raw = [_encode(vectors[i], element) for i, element in enumerate(layout.precision.elements)]
         words = np.concatenate([part.reshape(-1) for part in raw]).view(np.uint32)
         return words, *(
@@ -233,6 +238,21 @@ def test_branches_of_one_prefix_share_a_pass_and_change_no_bit(metal):
     for row in range(9):
         rows = slice(row, row + 1)
         assert same_bits(pages.attend(metal, queries, range(9), positions, rows), together[rows])
+
+
+@pytest.mark.parametrize(
+    ("far", "value"),
+    [([3, 40, RUN + 2, RUN + 39], 1e37), (range(RUN), 1e35), (range(RUN, RUN + 40), 1e35)],
+    ids=["single ones", "first run", "second run"],
+)
+def test_a_score_far_below_the_largest_counts_for_nothing(metal, far, value):
+    """Whatever its value is: its weight is 0, in its tile and where runs are merged."""
+    rows = {position: (np.full((1, 16), -200), np.full((1, 16), value)) for position in far}
+    pages = Pages(KVLayout(1, 1, 16, 16, KVPrecision.F32), [RUN + 40], rows=rows)
+    queries = np.full((1, 16), 1 / SCALE / 16, np.float32)  # scores are the mean of a key
+    found = pages.attend(metal, queries, [0], [RUN + 39])
+    expected = pages.expected(queries, [0], [RUN + 39])
+    assert np.abs(found - expected).max() < 1e-5
 
 
 def test_scores_of_any_size_stay_finite(metal):

@@ -6,8 +6,9 @@
 // fixed tree; each element of the output is one fma chain ascending in positions.
 //
 // queries: [rows, heads * HEAD_DIM]; positions: [rows]
-// items: [items, 12] = line of the page table, run, rows in use, 0, the rows
-// pages: [lines, width] = slab << 26 | page in the slab; slab0..: [pages * page size, row words]
+// items: [items, 12] = line of the page table, run, rows in use, 0, the rows, then any of them again
+// pages: [lines, width] = slab << 26 | page in the slab, width a multiple of 8
+// slab0..: [pages * page size, row words]
 // partial: [rows, runs, heads, HEAD_DIM + 2] = largest score, sum of weights, weighted values; its
 // first row is row sizes[4] of the queries
 // sizes: width, row words, page size (a multiple of 16), runs, first row
@@ -25,14 +26,14 @@ threadgroup float keys[32 * (CHUNK + 1)];
 threadgroup float weights[SIMDGROUPS * PAIRS * 32];
 threadgroup float* own_weights = weights + simdgroup * (PAIRS * 32);
 
-int seen[PAIRS];  // positions of this run that a pair sees; 0 if there is no such pair
+int seen[PAIRS];  // positions that a pair sees from the run's first on; 0 if there is no such pair
 int pair_row[PAIRS], pair_head[PAIRS];
 float largest[PAIRS], total[PAIRS], out[PAIRS][(HEAD_DIM + 31) / 32];
 for (int i = 0; i < PAIRS; i++) {
     const int pair = int(simdgroup) + i * SIMDGROUPS, index = pair / GROUP;
-    pair_row[i] = item[4 + min(index, used - 1)];
+    pair_row[i] = item[4 + index];
     pair_head[i] = kv_head * GROUP + pair % GROUP;
-    seen[i] = index < used ? min(positions[pair_row[i]] + 1 - start, 256) : 0;
+    seen[i] = index < used ? positions[pair_row[i]] + 1 - start : 0;
     largest[i] = -INFINITY;
     total[i] = 0.0f;
     for (int j = 0; j < (HEAD_DIM + 31) / 32; j++) out[i][j] = 0.0f;
@@ -42,7 +43,7 @@ for (int i = 0; i < used; i++) end = max(end, min(positions[item[4 + i]] + 1 - s
 
 for (int tile = 0; tile < end; tile += 32) {
     // Positions tile + 0..15 lie in one page, and so do tile + 16..31.
-    const int middle = min(tile + 16, (end - 1) / 16 * 16);
+    const int middle = tile + 16;
     const int low_page = line[(start + tile) / page_size], high_page = line[(start + middle) / page_size];
     const device uint* low = slabs[low_page >> 26] +
         (ulong(low_page & 0x3ffffff) * page_size + (start + tile) % page_size) * row_words;

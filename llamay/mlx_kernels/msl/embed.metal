@@ -1,9 +1,9 @@
 // stream[row] = table[tokens[row]], one thread for each unit of 16 weights.
-// sizes: rows, columns
+// sizes: columns
 const int unit = int(thread_position_in_grid.x), row = int(thread_position_in_grid.y);
-const int columns = sizes[1];
+const int columns = sizes[0];
 typedef llamay::Blocks<FORMAT> B;
-if (unit < columns / 16 && row < sizes[0]) {
+if (unit < columns / 16) {
     const device uchar* weights = table + ulong(tokens[row]) * (columns / B::LENGTH * B::BYTES);
     llamay::Eight halves[2];
     B::template read<0>(weights, unit, halves[0]);

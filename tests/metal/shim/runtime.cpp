@@ -399,6 +399,12 @@ extern "C" [[noreturn]] void __ubsan_handle_divrem_overflow_abort(void*, uintptr
     give_up();
 }
 
+extern "C" [[noreturn]] void __ubsan_handle_float_cast_overflow_abort(void*, uintptr_t) {
+    fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
+    record_fault(0, "a float that no such integer can hold, in thread %u", current->index);
+    give_up();
+}
+
 extern "C" [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(AlignmentData* data, uintptr_t address) {
     fault_now->program_counter = library_offset(call_site(__builtin_return_address(0)));
     fault_now->address = address;
