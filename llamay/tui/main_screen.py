@@ -46,6 +46,7 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.regions = Regions()
         self.editing: int | None = None  # the message that the editor makes a sibling of
+        self._before_edit = 0  # the place then
         self.marked: set[int] = set()
         self._figures = Figures(self.regions)
         self._notice = NoticeBar()
@@ -89,7 +90,7 @@ class MainScreen(Screen[None]):
         self.release()
         self._figures.show_loading(sentence)
         self.query_one("#talk-region").set_class(False, "-talking")
-        self.regions.welcome.show(None, sentence, self.app.waiting)
+        self.regions.welcome.show_loading(sentence, self.app.waiting)
 
     def bind(self, session: "Session") -> None:
         """Shows `session` from now on."""
@@ -117,7 +118,7 @@ class MainScreen(Screen[None]):
         self.regions.transcript.show(path, node, at_end=at_end)
         self.query_one("#talk-region").set_class(bool(path), "-talking")
         if not path:
-            self.regions.welcome.show(self._session.name, "", [])
+            self.regions.welcome.show_begin(self._session)
         if self.regions.inspector is not None:
             self.regions.inspector.show(node)
         self._session.look_at(path)
@@ -195,6 +196,8 @@ class MainScreen(Screen[None]):
         """Takes a message into the editor, to send it again beside the old one."""
         assert self._session is not None, "turns are of a session"
         node = self._session.tree.node(user)
+        if self.editing is None:
+            self._before_edit = self._session.place
         self.continue_at(node.parent)
         self.editing = user
         self.regions.editor.put(node.text)
@@ -206,7 +209,7 @@ class MainScreen(Screen[None]):
         session = self._session
         if session is None:
             self.app.waiting.append(event.text)
-            self.regions.welcome.show(None, self.app.loading, self.app.waiting)
+            self.regions.welcome.show_loading(self.app.loading, self.app.waiting)
             return
         self.show_notice("")
         editing, self.editing = self.editing, None
@@ -254,9 +257,8 @@ class MainScreen(Screen[None]):
         if self.app.is_answering:
             self.app.stop()
         elif self.editing is not None:
-            self.editing = None
+            self.continue_at(self._before_edit)
             self.regions.editor.put("")
-            self._figures.show_editor_title(self.editing)
         else:
             self.show_notice("")
 

@@ -3,6 +3,7 @@
 import pytest
 
 from llamay.events import AnswerProgress, Resumed
+from llamay.session.records import Settings
 from llamay.tui.ask import AskCount, AskLine
 from llamay.tui.compare import CompareScreen
 from llamay.tui.confirm import Confirm
@@ -107,6 +108,19 @@ def test_choosing_a_message_edits_it_beside_the_old_one():
     drive(scenario, session)
 
 
+def test_the_beginning_of_a_conversation_is_not_called_a_new_one():
+    session = branched()
+    session.set_settings(0, Settings())  # no system prompt, which would be shown there
+
+    async def scenario(d: Driver) -> None:
+        d.regions.go(d.regions.tree_view)
+        await d.press("g")
+        assert "A new conversation" not in d.screen_text()
+        assert "starts another branch" in d.screen_text()
+
+    drive(scenario, session)
+
+
 def test_leaving_an_edit_keeps_its_text_in_the_history():
     session = branched()
 
@@ -114,8 +128,10 @@ def test_leaving_an_edit_keeps_its_text_in_the_history():
         d.regions.editor.text = "a draft"
         await d.press("escape", "k", "e")
         assert d.regions.editor.text == "And for 10M rows?"
+        assert session.place == 2
         await d.press("escape")
         assert d.regions.editor.text == ""
+        assert session.place == 6  # where it was before
         assert "a draft" in d.regions.editor.past
 
     drive(scenario, session)
