@@ -97,7 +97,8 @@ def run(model: Path, home: Path, seed: int, seconds: float) -> None:
     with engine_of(model) as engine:
         session = Session.open(home, "s", engine)
         ear = hear(session)
-        leaves = [id for id in session.tree.leaves() if session.tree.node(id).ids]
+        nodes = map(session.tree.node, session.tree.leaves())
+        leaves = [node.id for node in nodes if node.role == "assistant" and node.ids]
         assert session.tree.leaves() == before.leaves()
         deadline = time.monotonic() + 30
         while any(session.where(leaf).place != "memory" for leaf in leaves):
