@@ -74,6 +74,16 @@ CONFIGS = [
 ]
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A file of positions [start, end), and the logits of the last one if they went with it."""
+
+    path: Path
+    start: int
+    end: int
+    logits: int | None
+
+
 class LockStep:
     """A cache, its model, and the pairs of contexts that belong together.
 
@@ -98,8 +108,8 @@ class LockStep:
         self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget)
         self.pairs: list[tuple[Context, ModelContext]] = []
         self.snapshots: list[tuple[Path, ModelContext]] = []
-        # Files from the root on, each with its first position.
-        self.branches: list[tuple[list[tuple[Path, int]], ModelContext]] = []
+        # Files from the root on.
+        self.branches: list[tuple[list[Segment], ModelContext]] = []
         self.written = self.segments = 0
 
     # Operations. Indices and positions are taken modulo what there is.
@@ -253,26 +263,28 @@ class LockStep:
             return
         path = self.folder / f"{self.segments}.segment"
         self.segments += 1
-        parent = files[-1][0].name if files else ""
+        parent = files[-1].path.name if files else ""
         write_segment(path, IDENTITY, context, cut, context.length, parent=parent)
-        self.branches.insert(0, ([*files, (path, cut)], self.model.copy_of(model)))
+        segment = Segment(path, cut, len(model.tokens), model.logits)
+        self.branches.insert(0, ([*files, segment], self.model.copy_of(model)))
         del self.branches[MAX_BRANCHES:]
 
-    def _longest_saved(self, model: ModelContext) -> tuple[list[tuple[Path, int]], int]:
+    def _longest_saved(self, model: ModelContext) -> tuple[list[Segment], int]:
         """Of the branch that begins like this context for longest, the files, and for how long."""
-        files: list[tuple[Path, int]] = []
+        files: list[Segment] = []
         cut = 0
         for saved_files, saved in self.branches:
             length = common_length(saved.values, model.values)
             if saved.numerics == model.numerics and length > cut:
                 files, cut = saved_files, length
-        return [(path, start) for path, start in files if start < cut], cut
+        return [file for file in files if file.start < cut], cut
 
     def restore_branch(self, index: int, position: int, *, matched: bool, hop: bool) -> None:
         """Reads a branch back, all or up to a position, onto what the tree or a context holds."""
         files, saved = self.branches[index % len(self.branches)]
         end = position % len(saved.tokens) + 1
-        paths = [path for path, start in files if start < end]
+        used = [file for file in files if file.start < end]
+        paths = [file.path for file in used]
         history = saved.tokens[:end]
         if matched:
             pair = (self.cache.match(history), self.model.match(history, OWN))
@@ -294,7 +306,7 @@ class LockStep:
             assert extended.exact == (saved.numerics != OTHER)
             self.model.commit(model, history[length:], saved.values[length:end])
             model.numerics = saved_numerics(saved.numerics)
-            model.logits = saved.logits if end == len(saved.tokens) else None
+            model.logits = used[-1].logits if used[-1].end == end else None
 
     # Comparison.
 
