@@ -75,7 +75,7 @@ SCREENS = {
     "Page map": PAGE_MAP,
     "Tokens": TOKENS,
     "Lists": PICK_LIST,
-    "SessionSwitcher": SESSIONS,
-    "ModelPicker": MODELS,
+    "Sessions": SESSIONS,
+    "Models": MODELS,
     "Settings": SETTINGS,
 }
