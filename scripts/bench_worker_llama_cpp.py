@@ -51,6 +51,12 @@ class Peer:
         self.memory = llama.llama_get_memory(self.context)
         self._batch = llama.llama_batch_init(N_BATCH, 0, 1)
 
+    def close(self) -> None:
+        """Frees the model and its context."""
+        llama.llama_batch_free(self._batch)
+        llama.llama_free(self.context)
+        llama.llama_model_free(self.model)
+
     def clear(self) -> None:
         """Forgets all sequences."""
         llama.llama_memory_clear(self.memory, True)
