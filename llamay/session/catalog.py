@@ -61,7 +61,7 @@ class Catalog:
     def create(
         self, tree: Tree, *, name: str | None = None, text: str = "", key: Key | None = None
     ) -> SessionFolder:
-        """A new session, open for writing, and the last used one.
+        """A new session, open for writing.
 
         name: as the user gave it; without one it is made of `text`, and of a number if it is taken
         Raises UsageError if the name cannot be, SessionError if it is taken or nothing can be
@@ -69,9 +69,7 @@ class Catalog:
         """
         for path in self._free_paths(name, text):
             with suppress(FileExistsError):
-                folder = create_folder(path, tree, key)
-                self.set_last(path.name)
-                return folder
+                return create_folder(path, tree, key)
         raise AssertionError("names ended")
 
     def rename(self, folder: SessionFolder, text: str) -> None:

@@ -106,7 +106,9 @@ class Session:
         weights = engine.model.identity().weights_sha256
         info = Info(None, parent, model or engine.model.source, weights, time.time())
         tree = Tree(settings, info)
-        folder = Catalog(home).create(tree, name=name, key=key)
+        catalog = Catalog(home)
+        folder = catalog.create(tree, name=name, key=key)
+        catalog.set_last(folder.name)
         session = cls(home, folder, folder.path, engine, key)
         if name is None:
             session._naming = Naming(home, folder, session._writer)

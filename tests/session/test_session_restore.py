@@ -418,6 +418,7 @@ def test_a_duplicate_has_the_branch_and_its_state(
     session.save()
     name = session.duplicate(answers[1])
     assert name == "s-2"
+    assert Catalog(tmp_path).last() == "s"
     session.close()
     engine.cache.clear_tree()
     prefilled = engine.counters.prefilled_tokens
