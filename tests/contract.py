@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamay.formats import Format, Tensor
-from llamay.mlx_kernels import (
+from llamay.mlx_kernels.program import (
     Attention,
     AttentionInput,
     AttentionOutput,

@@ -18,13 +18,15 @@ from llamay.mlx_kernels import (
     ByteArray,
     Control,
     Float32Array,
-    Program,
     RunStep,
     Slabs,
     Step,
     StepLogits,
 )
 from llamay.mlx_kernels.cpu import CpuKernels
+from llamay.mlx_kernels.program import (
+    Program,
+)
 from llamay.model.decoder import Decoder, Rows
 from llamay.tokenizer import Tokenizer
 from llamay.verify import WATCHED, Check, run_checks

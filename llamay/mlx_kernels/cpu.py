@@ -17,19 +17,11 @@ from llamay.formats import Format, KVLayout, Tensor
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
     NONE_REPLACED,
-    Attention,
-    AttentionInput,
-    AttentionOutput,
     Best,
     ByteArray,
     Control,
-    Embed,
-    FeedForward,
     Float32Array,
     Int32Array,
-    Logits,
-    Operation,
-    Program,
     RunStep,
     Slabs,
     Step,
@@ -37,9 +29,19 @@ from llamay.mlx_kernels import (
     _cpu,
     c_layout,
     check_rows,
-    matrices,
 )
 from llamay.mlx_kernels.packed import PackedFolder, packed_key
+from llamay.mlx_kernels.program import (
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Logits,
+    Operation,
+    Program,
+    matrices,
+)
 
 ALIGNMENT = 64
 LANES = 16  # rows that are packed together

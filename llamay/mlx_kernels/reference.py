@@ -16,24 +16,26 @@ from llamay.formats import KVLayout, Tensor
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
     NONE_REPLACED,
-    Attention,
-    AttentionInput,
-    AttentionOutput,
     Best,
     ByteArray,
     Control,
-    Embed,
-    FeedForward,
     Float32Array,
-    Logits,
-    Program,
-    Rope,
     RunStep,
     Slabs,
     Step,
     StepLogits,
     _cpu,
     check_rows,
+)
+from llamay.mlx_kernels.program import (
+    Attention,
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Logits,
+    Program,
+    Rope,
 )
 
 HALF_MAX = np.float32(65504)

@@ -14,19 +14,21 @@ from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.gguf import GGUFFile
 from llamay.kv import Cache, Context
 from llamay.mlx_kernels import (
+    Control,
+    Float32Array,
+    KernelSet,
+    Step,
+    StepLogits,
+)
+from llamay.mlx_kernels.program import (
     Attention,
     AttentionInput,
     AttentionOutput,
-    Control,
     Embed,
     FeedForward,
-    Float32Array,
-    KernelSet,
     Logits,
     Operation,
     Program,
-    Step,
-    StepLogits,
 )
 from llamay.model.spec import DecoderSpec, read_spec
 from llamay.model.weights import Weights

@@ -20,13 +20,6 @@ import numpy as np
 
 from llamay.formats import KVLayout, KVPrecision, Tensor
 from llamay.mlx_kernels import (
-    AttentionInput,
-    AttentionOutput,
-    Embed,
-    FeedForward,
-    Logits,
-    Operation,
-    Program,
     Step,
     _cpu,
 )
@@ -36,6 +29,15 @@ from llamay.mlx_kernels.metal.schedule import spans
 from llamay.mlx_kernels.metal.step import padded, rope_tables
 from llamay.mlx_kernels.metal.stock import StockKernels, stored_vectors
 from llamay.mlx_kernels.metal.weights import Matrix, Weights
+from llamay.mlx_kernels.program import (
+    AttentionInput,
+    AttentionOutput,
+    Embed,
+    FeedForward,
+    Logits,
+    Operation,
+    Program,
+)
 
 ROWS = 9  # a tile and one more
 OUTPUTS = 48  # of a matrix's rows that are used

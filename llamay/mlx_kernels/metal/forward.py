@@ -5,7 +5,10 @@ from typing import Any, assert_never
 import mlx.core as mx
 
 from llamay.formats import KVLayout
-from llamay.mlx_kernels import (
+from llamay.mlx_kernels.metal.kernels import Kernels
+from llamay.mlx_kernels.metal.step import Plan
+from llamay.mlx_kernels.metal.weights import Weights
+from llamay.mlx_kernels.program import (
     Attention,
     AttentionInput,
     AttentionOutput,
@@ -15,9 +18,6 @@ from llamay.mlx_kernels import (
     Operation,
     Program,
 )
-from llamay.mlx_kernels.metal.kernels import Kernels
-from llamay.mlx_kernels.metal.step import Plan
-from llamay.mlx_kernels.metal.weights import Weights
 
 
 class Forward:

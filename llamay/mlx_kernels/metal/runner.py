@@ -14,7 +14,6 @@ from llamay.mlx_kernels import (
     Best,
     Control,
     DeviceUse,
-    Program,
     Slabs,
     Step,
     StepLogits,
@@ -27,6 +26,9 @@ from llamay.mlx_kernels.metal.pages import PageMap, finish
 from llamay.mlx_kernels.metal.schedule import ROWS
 from llamay.mlx_kernels.metal.step import Plan, StepInputs
 from llamay.mlx_kernels.metal.weights import Weights
+from llamay.mlx_kernels.program import (
+    Program,
+)
 
 Graph: TypeAlias = Callable[[dict[str, Any], Layers], tuple[mx.array, Found, Layers]]
 

@@ -8,9 +8,11 @@ import numpy as np
 from llamay.errors import UnsupportedModelError
 from llamay.formats import Format, Tensor
 from llamay.mlx_kernels import (
+    Float32Array,
+)
+from llamay.mlx_kernels.program import (
     AttentionInput,
     FeedForward,
-    Float32Array,
     Logits,
     Program,
     matrices,
