@@ -104,6 +104,8 @@ install_llamay() {
         # pip learnt dependency groups in 25.1.
         pip_install --upgrade "pip>=25.1"
         pip_install --editable .
+        # pip compiles what it copies only, and where bytecode is not written every start would compile.
+        "$PYTHON" -m compileall -q "$ROOT/llamay"
         echo "$wanted" >"$stamp"
     fi
     if [ -n "${1:-}" ] && ! up_to_date "$stamp-$1" "$wanted"; then
