@@ -14,19 +14,9 @@ from llamay.errors import UsageError
 from llamay.formats import KVPrecision
 from llamay.kv import Cache, Context
 from llamay.kv.snapshot import Extended
-from llamay.mlx_kernels import (
-    ByteArray,
-    Control,
-    Float32Array,
-    RunStep,
-    Slabs,
-    Step,
-    StepLogits,
-)
+from llamay.mlx_kernels import ByteArray, Control, Float32Array, RunStep, Slabs, Step, StepLogits
 from llamay.mlx_kernels.cpu import CpuKernels
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels.program import Program
 from llamay.model.decoder import Decoder, Rows
 from llamay.tokenizer import Tokenizer
 from llamay.verify import WATCHED, Check, run_checks

@@ -13,13 +13,7 @@ from llamay.errors import CancelledError, GGUFError, NumericsError, UnsupportedM
 from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.gguf import GGUFFile
 from llamay.kv import Cache, Context
-from llamay.mlx_kernels import (
-    Control,
-    Float32Array,
-    KernelSet,
-    Step,
-    StepLogits,
-)
+from llamay.mlx_kernels import Control, Float32Array, KernelSet, Step, StepLogits
 from llamay.mlx_kernels.program import (
     Attention,
     AttentionInput,

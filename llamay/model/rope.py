@@ -10,12 +10,8 @@ from math import ceil, floor, pi
 
 from llamay.errors import GGUFError, UnsupportedModelError
 from llamay.gguf import GGUFFile
-from llamay.mlx_kernels import (
-    _cpu,
-)
-from llamay.mlx_kernels.program import (
-    Rope,
-)
+from llamay.mlx_kernels import _cpu
+from llamay.mlx_kernels.program import Rope
 
 YARN_FAST_ROTATIONS = 32.0
 YARN_SLOW_ROTATIONS = 1.0

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from llamay.errors import GGUFError, UnsupportedModelError
 from llamay.gguf import GGUFFile
-from llamay.mlx_kernels.program import (
-    Rope,
-)
+from llamay.mlx_kernels.program import Rope
 from llamay.model.rope import RopeScaling, build_rope, read_scaling
 
 

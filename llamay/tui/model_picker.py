@@ -5,7 +5,7 @@ from threading import Event
 from typing import ClassVar
 
 from rich.cells import cell_len
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -91,9 +91,7 @@ class ModelPicker(ModalScreen[str | None]):
         self._pullable = pullable
         self._list()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._list)
-
+    @on(PickList.NewWidth)
     def _list(self) -> None:
         options = self.query_one(PickList)
         chosen = self._chosen or self._current

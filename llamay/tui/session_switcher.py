@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -46,7 +46,6 @@ class SessionSwitcher(ModalScreen[str | None]):
         self._key = key
         self._entries: list[Entry] | None = None  # until they are read
         self._by_name: dict[str, Entry] = {}
-        self._width = 0  # of the rows that are listed
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog list"):
@@ -70,15 +69,8 @@ class SessionSwitcher(ModalScreen[str | None]):
         self._by_name = {entry.name: entry for entry in entries}
         self._list()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._refit)
-
-    def _refit(self) -> None:
-        """Lists again if rows have got another width; what was said stays if not."""
-        if self.query_one(PickList).scrollable_content_region.width != self._width:
-            self._list()
-
     @on(Input.Changed)
+    @on(PickList.NewWidth)
     def _list(self) -> None:
         """Lists what passes the filter, the cursor on the session where it was."""
         if self._entries is None:
@@ -87,16 +79,16 @@ class SessionSwitcher(ModalScreen[str | None]):
         chosen = self._chosen.name if self._chosen else self._current
         words = self.query_one(Input).value.casefold().split()
         shown = [entry for entry in self._entries if all(word in _words(entry) for word in words)]
-        self._width = options.scrollable_content_region.width
+        width = options.scrollable_content_region.width
         options.clear_options()
-        options.add_options([Option(self._row(entry), entry.name) for entry in shown])
+        options.add_options([Option(self._row(entry, width), entry.name) for entry in shown])
         names = [entry.name for entry in shown]
         options.highlighted = (names.index(chosen) if chosen in names else 0) if names else None
         if not names:
             none = "no session is called so" if words else "no session yet; n begins one"
             self._say(none)
 
-    def _row(self, entry: Entry) -> Content:
+    def _row(self, entry: Entry, width: int) -> Content:
         sign = "●" if entry.name == self._current else " "
         branch = f"{'  ' * (entry.depth - 1)}└ " if entry.depth else ""
         name = f"{sign} {branch}{text.one_line(entry.name)}"
@@ -109,7 +101,7 @@ class SessionSwitcher(ModalScreen[str | None]):
                 f"{text.count(summary.tokens):>10} tok"
                 f"{text.size(entry.bytes):>10}{text.ago(time.time() - entry.updated):>8}"
             )
-        room = max(self._width - cell_len(figures) - 1, 8)
+        room = max(width - cell_len(figures) - 1, 8)
         faint = "" if _openable(entry, self._current) else text.MUTED
         return Content.assemble((text.fit(name, room), faint), " ", (figures, text.MUTED))
 

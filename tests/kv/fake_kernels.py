@@ -11,15 +11,8 @@ from numpy.typing import NDArray
 
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
-from llamay.mlx_kernels import (
-    Best,
-    Float32Array,
-    RunStep,
-    Slabs,
-)
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels import Best, Float32Array, RunStep, Slabs
+from llamay.mlx_kernels.program import Program
 
 Rows = NDArray[np.uint8]
 

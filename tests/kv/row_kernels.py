@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 from llamay.formats import KVLayout, KVPrecision
 from llamay.kv import Cache, Context
 from llamay.kv.snapshot import Identity, Key, write_segment
-from llamay.mlx_kernels import (
-    Best,
-    Float32Array,
-    RunStep,
-    Slabs,
-)
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels import Best, Float32Array, RunStep, Slabs
+from llamay.mlx_kernels.program import Program
 
 Rows = NDArray[np.uint8]
 

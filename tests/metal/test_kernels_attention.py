@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 
 from llamay.formats import KVLayout, KVPrecision
-from llamay.mlx_kernels import (
-    Step,
-)
+from llamay.mlx_kernels import Step
 from llamay.mlx_kernels.metal.kernels import Kernels
 from llamay.mlx_kernels.metal.pages import PAGE_BITS, row_words
 from llamay.mlx_kernels.metal.schedule import RUN, spans
 from llamay.mlx_kernels.metal.step import rope_tables
-from llamay.mlx_kernels.program import (
-    Rope,
-)
+from llamay.mlx_kernels.program import Rope
 from llamay.mlx_kernels.reference import _decode, _encode
 
 SCALE = 0.11

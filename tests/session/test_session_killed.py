@@ -18,20 +18,12 @@ from llamay.events import TextDelta
 from llamay.session import Session
 from llamay.session.answers import sampling_params
 from llamay.session.states import saved
-from tests.scripted_model import write_endless_model
 from tests.session.killed_session import SETTINGS
 from tests.session.talking import Plain, engine_of, hear, written
 
 ROOT = Path(__file__).parents[2]
 
 Shown: TypeAlias = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
 
 
 @pytest.fixture(scope="module")

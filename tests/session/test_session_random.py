@@ -14,17 +14,9 @@ from llamay.sampling import SamplingParams
 from llamay.session import Session, Settings
 from llamay.session.records import RUNNING
 from llamay.session.states import saved
-from tests.scripted_model import write_endless_model
 from tests.session.talking import LONG, Ear, engine_of, hear, plain, written
 
 TOKENS = 40
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
 
 
 def act(session: Session, moments: random.Random) -> None:

@@ -19,26 +19,11 @@ from llamay.sampling import SamplingParams
 from llamay.session import Session, Settings
 from llamay.session.answers import Answers
 from llamay.session.node import Node
-from tests.scripted_model import write_endless_model
 from tests.session.talking import LONG, Ear, around_steps, engine_of, hear, plain, written
 
 PAGE = 64
 PARAMS = SamplingParams(max_tokens=20, seed=5)
 SETTINGS = Settings(max_tokens=20, seed=5)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers do not end by themselves."""
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with engine_of(model) as engine:
-        yield engine
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A session that is opened again has its state again, and nothing is read twice."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,25 +15,10 @@ from llamay.kv.snapshot import Key
 from llamay.sampling import SamplingParams
 from llamay.session import Session, Settings
 from llamay.session.catalog import Catalog
-from tests.scripted_model import write_endless_model
 from tests.session.talking import LONG, Ear, engine_of, hear, plain, written
 
 SETTINGS = Settings(max_tokens=70, seed=5)
 PARAMS = SamplingParams(max_tokens=70, seed=5)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers do not end by themselves."""
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with engine_of(model) as engine:
-        yield engine
 
 
 def create(home: Path, engine: Engine, **options: object) -> tuple[Session, Ear]:

@@ -20,23 +20,9 @@ from llamay.errors import SessionError, SnapshotError
 from llamay.events import AnswerEnded, AnswerFailed, AnswerText, Notice, SessionEvent
 from llamay.session import Session, Settings
 from llamay.session.catalog import Catalog
-from tests.scripted_model import write_endless_model
 from tests.session.talking import Ear, engine_of, hear
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with engine_of(model) as engine:
-        yield engine
 
 
 @pytest.fixture

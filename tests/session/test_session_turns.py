@@ -27,25 +27,11 @@ from llamay.session import Session, Settings
 from llamay.session.answers import Answers
 from llamay.session.asking import further_answers
 from llamay.tokenizer import StreamingDecoder
-from tests.scripted_model import byte_ids, write_endless_model, write_scripted_model
+from tests.scripted_model import byte_ids, write_scripted_model
 from tests.session.talking import LONG, Ear, engine_of, hear, plain, written
 from tests.tiny_models import CONTROL_TOKENS, VOCAB
 
 TURN_END = [2, VOCAB.index("Ċ")]  # <|im_end|> and a line's end
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers do not end by themselves."""
-    path = tmp_path_factory.mktemp("model") / "endless.gguf"
-    write_endless_model(path)
-    return path
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with engine_of(model) as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -135,7 +135,10 @@ def test_a_name_that_cannot_be_is_refused_here(tmp_path):
         await pilot.press("n")
         await pilot.press("slash", "enter")
         await until(pilot, lambda: "expected a name of letters" in said(screen))
+        await pilot.pause(0.1)
+        assert "expected a name of letters" in said(screen)  # the dialog's going says nothing else
 
+    make(tmp_path, "alpha")
     assert switch(tmp_path, scenario).result == []
 
 

@@ -29,9 +29,7 @@ from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
 from llamay.mlx_kernels.metal.runner import Runner, best_of
 from llamay.mlx_kernels.metal.stock import StockKernels
 from llamay.mlx_kernels.metal.weights import Weights
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels.program import Program
 
 
 class MetalKernels:

@@ -13,14 +13,9 @@ from weakref import ref
 import mlx.core as mx
 import numpy as np
 
-from llamay.mlx_kernels import (
-    Int32Array,
-    Step,
-)
+from llamay.mlx_kernels import Int32Array, Step
 from llamay.mlx_kernels.metal.pages import Chunk, PageMap
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels.program import Program
 
 Layers: TypeAlias = list[list[mx.array]]  # [chunks][layers]
 Found: TypeAlias = tuple[mx.array, ...]  # as `Kernels.best` gives them, or nothing

@@ -19,10 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from llamay.formats import KVLayout, KVPrecision, Tensor
-from llamay.mlx_kernels import (
-    Step,
-    _cpu,
-)
+from llamay.mlx_kernels import Step, _cpu
 from llamay.mlx_kernels.metal.kernels import BEST_THREADS, HEADERS, Kernels, kernel_source
 from llamay.mlx_kernels.metal.pages import row_words
 from llamay.mlx_kernels.metal.schedule import spans

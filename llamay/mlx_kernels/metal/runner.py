@@ -10,15 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from llamay.formats import KVLayout
-from llamay.mlx_kernels import (
-    Best,
-    Control,
-    DeviceUse,
-    Slabs,
-    Step,
-    StepLogits,
-    _cpu,
-)
+from llamay.mlx_kernels import Best, Control, DeviceUse, Slabs, Step, StepLogits, _cpu
 from llamay.mlx_kernels.metal.ahead import Found, Layers, StepAhead, StepGraph
 from llamay.mlx_kernels.metal.forward import Forward
 from llamay.mlx_kernels.metal.kernels import Kernels
@@ -26,9 +18,7 @@ from llamay.mlx_kernels.metal.pages import PageMap, finish
 from llamay.mlx_kernels.metal.schedule import ROWS
 from llamay.mlx_kernels.metal.step import Plan, StepInputs
 from llamay.mlx_kernels.metal.weights import Weights
-from llamay.mlx_kernels.program import (
-    Program,
-)
+from llamay.mlx_kernels.program import Program
 
 Graph: TypeAlias = Callable[[dict[str, Any], Layers], tuple[mx.array, Found, Layers]]
 

@@ -10,16 +10,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from llamay.mlx_kernels import (
-    Int32Array,
-    Step,
-)
+from llamay.mlx_kernels import Int32Array, Step
 from llamay.mlx_kernels.metal.pages import PageMap
 from llamay.mlx_kernels.metal.schedule import Span, spans
-from llamay.mlx_kernels.program import (
-    Program,
-    Rope,
-)
+from llamay.mlx_kernels.program import Program, Rope
 
 
 @dataclass(frozen=True, slots=True)

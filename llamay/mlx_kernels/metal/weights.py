@@ -7,16 +7,8 @@ import numpy as np
 
 from llamay.errors import UnsupportedModelError
 from llamay.formats import Format, Tensor
-from llamay.mlx_kernels import (
-    Float32Array,
-)
-from llamay.mlx_kernels.program import (
-    AttentionInput,
-    FeedForward,
-    Logits,
-    Program,
-    matrices,
-)
+from llamay.mlx_kernels import Float32Array
+from llamay.mlx_kernels.program import AttentionInput, FeedForward, Logits, Program, matrices
 
 UNIT = 16  # columns of a row of weights that a lane takes at once
 
