@@ -150,7 +150,10 @@ INLINE void add_products(const Packing p, const int groups, const int columns, c
 
 /* --- tiles: groups of weights by activation rows ------------------------------------------------------------ */
 
-INLINE void prefetch_block(const Packing p, const int groups, const uint8_t *weights, int64_t group_stride) {
+/* Fetches weights ahead. The widest tiles are many, of which the first brings them near; narrower ones are alone. */
+INLINE void prefetch_block(const Packing p, const int groups, const int columns, const uint8_t *weights,
+                           int64_t group_stride) {
+    if (columns == TILE_COLUMNS) return;
     for (int g = 0; g < groups; g++)
         for (int i = 0; i < block_bytes(p); i += 64) v_prefetch(weights + g * group_stride + 2048 + i);
 }
@@ -160,7 +163,7 @@ INLINE void block_tile(const Packing p, const int planes, const int groups, cons
                        int64_t group_stride, int64_t blocks, const ActivationBlock *x, vf (*acc)[TILE_COLUMNS]) {
     for (int64_t b = 0; b < blocks; b++, weights += span_bytes(p), x += planes * columns) {
         vi sum[GROUPS_AT_ONCE][TILE_COLUMNS];
-        if (columns <= 2) prefetch_block(p, groups, weights, group_stride);
+        prefetch_block(p, groups, columns, weights, group_stride);
         UNROLL for (int c = 0; c < columns; c++)
             for (int g = 0; g < groups; g++) sum[g][c] = vi_set1(planes == 1 ? -code_offset(p) * x[c].sum : 0);
         add_products(p, groups, columns, weights, group_stride, x, sum);
@@ -207,7 +210,7 @@ INLINE void add_superblock(const Packing p, const int planes, const int plane, c
             weighed[g][c] = p.sub_minima ? vi_shift_left(weighed[g][c], 8) : vi_set1(0);
         }
     for (int b = 0; b < SUPERBLOCK / BLOCK; b++, weights += block_bytes(p), x += planes * columns) {
-        if (columns <= 2 && plane == 0) prefetch_block(p, groups, weights, group_stride);
+        if (plane == 0) prefetch_block(p, groups, columns, weights, group_stride);
         add_products(p, groups, columns, weights, group_stride, x, sum);
         if (p.sub_minima || code_offset(p)) weigh_sums(p, groups, columns, weights, group_stride, x, weighed);
     }
