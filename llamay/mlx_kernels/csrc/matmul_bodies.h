@@ -150,12 +150,19 @@ INLINE void add_products(const Packing p, const int groups, const int columns, c
 
 /* --- tiles: groups of weights by activation rows ------------------------------------------------------------ */
 
-/* Fetches weights ahead. The widest tiles are many, of which the first brings them near; narrower ones are alone. */
+enum { FETCH_AHEAD = 2048 }; /* bytes; 1,024 and 4,096 were slower */
+
+/* Fetches weights ahead: of the same groups or, at the end of these, of the groups that follow. The widest tiles are
+ * many, of which the first brings weights near; narrower ones are alone.
+ *
+ * left: bytes of each group from the block on
+ */
 INLINE void prefetch_block(const Packing p, const int groups, const int columns, const uint8_t *weights,
-                           int64_t group_stride) {
+                           int64_t group_stride, int64_t left) {
     if (columns == TILE_COLUMNS) return;
+    int64_t ahead = FETCH_AHEAD + (left > FETCH_AHEAD ? 0 : (groups - 1) * group_stride);
     for (int g = 0; g < groups; g++)
-        for (int i = 0; i < block_bytes(p); i += 64) v_prefetch(weights + g * group_stride + 2048 + i);
+        for (int i = 0; i < block_bytes(p); i += 64) v_prefetch(weights + g * group_stride + ahead + i);
 }
 
 /* Weights whose scales are of 32, one accumulator per output. */
@@ -163,7 +170,7 @@ INLINE void block_tile(const Packing p, const int planes, const int groups, cons
                        int64_t group_stride, int64_t blocks, const ActivationBlock *x, vf (*acc)[TILE_COLUMNS]) {
     for (int64_t b = 0; b < blocks; b++, weights += span_bytes(p), x += planes * columns) {
         vi sum[GROUPS_AT_ONCE][TILE_COLUMNS];
-        prefetch_block(p, groups, columns, weights, group_stride);
+        prefetch_block(p, groups, columns, weights, group_stride, (blocks - b) * span_bytes(p));
         UNROLL for (int c = 0; c < columns; c++)
             for (int g = 0; g < groups; g++) sum[g][c] = vi_set1(planes == 1 ? -code_offset(p) * x[c].sum : 0);
         add_products(p, groups, columns, weights, group_stride, x, sum);
@@ -202,7 +209,7 @@ INLINE void weigh_sums(const Packing p, const int groups, const int columns, con
  * counts 256 times, are left in `weighed`.
  */
 INLINE void add_superblock(const Packing p, const int planes, const int plane, const int groups, const int columns,
-                           const uint8_t *weights, int64_t group_stride, const ActivationBlock *x,
+                           const uint8_t *weights, int64_t group_stride, int64_t left, const ActivationBlock *x,
                            vi (*sum)[TILE_COLUMNS], vi (*weighed)[TILE_COLUMNS]) {
     UNROLL for (int c = 0; c < columns; c++)
         for (int g = 0; g < groups; g++) {
@@ -210,7 +217,7 @@ INLINE void add_superblock(const Packing p, const int planes, const int plane, c
             weighed[g][c] = p.sub_minima ? vi_shift_left(weighed[g][c], 8) : vi_set1(0);
         }
     for (int b = 0; b < SUPERBLOCK / BLOCK; b++, weights += block_bytes(p), x += planes * columns) {
-        if (plane == 0) prefetch_block(p, groups, columns, weights, group_stride);
+        if (plane == 0) prefetch_block(p, groups, columns, weights, group_stride, left - b * block_bytes(p));
         add_products(p, groups, columns, weights, group_stride, x, sum);
         if (p.sub_minima || code_offset(p)) weigh_sums(p, groups, columns, weights, group_stride, x, weighed);
     }
@@ -234,7 +241,8 @@ INLINE void superblock_tile(const Packing p, const int planes, const int groups,
                 value[g][c] = v_set1(0.0f);
             }
         for (int plane = 0; plane < planes; plane++) {
-            add_superblock(p, planes, plane, groups, columns, weights, group_stride, x + plane * columns, sum, weighed);
+            add_superblock(p, planes, plane, groups, columns, weights, group_stride, (superblocks - s) * span_bytes(p),
+                           x + plane * columns, sum, weighed);
             UNROLL for (int c = 0; c < columns; c++)
                 for (int g = 0; g < groups; g++)
                     value[g][c] = v_fma(v_set1(256.0f), value[g][c], v_float(sum[g][c]));
