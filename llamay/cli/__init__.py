@@ -83,6 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whatever is still buffered would fail again when the interpreter closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except MemoryError as error:
+        _show_traceback(settings)
+        detail = f" ({error})" if str(error) else ""
+        return fail(f"memory ran out{detail}; close other programs, or use a smaller model", FAILED)
     except OSError as error:
         _show_traceback(settings)
         place = f"{error.filename}: " if error.filename else "reading or writing failed: "

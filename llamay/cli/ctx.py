@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 _PRECISIONS = click.Choice([precision.value for precision in KVPrecision])
 _json_flag = click.option("--json", "as_json", is_flag=True, help="Print an object.")
-_legacy_flag = click.option(
-    "--allow-legacy-snapshots", is_flag=True, help="Restore version 2 by layout alone."
-)
 _input_flag = click.option("-i", "--input", "source", type=_PATH, required=True)
 
 
@@ -67,20 +64,18 @@ def build(
 @_input_flag
 @click.option("-n", "count", type=click.IntRange(1, 2**16), default=8, show_default=True)
 @key_flag
-@_legacy_flag
 @_json_flag
 @model_flags
 def fork(
     source: Path,
     count: int,
     context_key: Path | None,
-    allow_legacy_snapshots: bool,
     as_json: bool,
     options: ModelOptions,
 ) -> None:
     """Restore a context and fork it."""
     engine = options.load()
-    branch = _restore(engine, source, context_key, allow_legacy_snapshots)
+    branch = _restore(engine, source, context_key)
     before, pages = engine.cache.live_pages, len(branch.context.page_ids)
     start = time.perf_counter()
     branches = branch.fork(count)
@@ -138,7 +133,6 @@ def show(ctx: click.Context, source: Path, context_key: Path | None, as_json: bo
 @_input_flag
 @click.option("-p", "--prompt", help="Text to read before going on.")
 @key_flag
-@_legacy_flag
 @_json_flag
 @sampling_flags
 @model_flags
@@ -146,7 +140,6 @@ def resume(
     source: Path,
     prompt: str | None,
     context_key: Path | None,
-    allow_legacy_snapshots: bool,
     as_json: bool,
     params: "SamplingParams",
     options: ModelOptions,
@@ -154,7 +147,7 @@ def resume(
     """Continue from a file, reading more text first if there is any; nothing is read again."""
     engine = options.load()
     start = time.perf_counter()
-    branch = _restore(engine, source, context_key, allow_legacy_snapshots)
+    branch = _restore(engine, source, context_key)
     restored = branch.length
     say(f"resumed {restored} tokens in {format_time(time.perf_counter() - start)}")
     if prompt:
@@ -177,7 +170,7 @@ def resume(
 @click.argument("source", type=_PATH)
 @click.option("-o", "--output", "target", type=_PATH, required=True)
 @click.option("--kv", type=_PRECISIONS, help="Precision of the new file [as it is].")
-@key_flag
+@click.option("--context-key", type=_PATH, metavar="FILE", help="Opens the old file.")
 @click.option("--output-key", type=_PATH, metavar="FILE", help="Encrypts the new file [none].")
 @_json_flag
 def convert(
@@ -198,16 +191,16 @@ def convert(
         key=read_key(context_key),
         target_key=read_key(output_key),
     )
+    if context_key and not output_key:
+        say(f"{target}: not encrypted; --output-key FILE encrypts it")
     if as_json:
         print_json({"path": str(target), "bytes": saved.bytes, "seconds": saved.seconds})
         return
     _print_saved(target, saved)
 
 
-def _restore(
-    engine: "Engine", source: Path, context_key: Path | None, allow_legacy: bool
-) -> "Branch":
-    restored = engine.restored(source, key=read_key(context_key), allow_legacy=allow_legacy)
+def _restore(engine: "Engine", source: Path, context_key: Path | None) -> "Branch":
+    restored = engine.restored(source, key=read_key(context_key))
     if restored.warning:
         say(f"{source}: {restored.warning}")
     if restored.context.length == 0:

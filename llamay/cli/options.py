@@ -115,7 +115,7 @@ key_flag = click.option(
     "--context-key",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="32 random bytes that encrypt what is saved.",
+    help="32 random bytes: encrypts what is saved, opens what is encrypted.",
 )
 
 

@@ -159,7 +159,7 @@ class Engine:
         return self._events(generation, events)
 
     def restore(
-        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = False
+        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = True
     ) -> Branch:
         """A branch that continues from a snapshot file; see `restored` for what it says of itself.
 
@@ -168,7 +168,7 @@ class Engine:
         return self.branch(self.restored(path, key=key, allow_legacy=allow_legacy).context)
 
     def restored(
-        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = False
+        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = True
     ) -> Restored:
         """What a snapshot file holds, with its header and whether it continues exactly."""
 

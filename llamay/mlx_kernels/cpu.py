@@ -30,6 +30,7 @@ from llamay.mlx_kernels import (
     c_layout,
     check_rows,
 )
+from llamay.mlx_kernels.memory import anonymous_memory
 from llamay.mlx_kernels.packed import PackedFolder, packed_key
 from llamay.mlx_kernels.program import (
     Attention,
@@ -72,14 +73,6 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
-
-
-def anonymous_memory(size: int) -> mmap.mmap:
-    """`size` bytes of zeros, aligned to a page, in huge pages where the system has them."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 class CpuKernels:

@@ -81,6 +81,12 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (UsageError("--n is 0"), 2, "error: --n is 0\n"),
         (KeyboardInterrupt(), 130, ""),
         (
+            MemoryError("the system has no 7 bytes of memory left"),
+            1,
+            "error: memory ran out (the system has no 7 bytes of memory left); close other "
+            "programs, or use a smaller model\n",
+        ),
+        (
             ValueError("what?"),
             1,
             "error: unexpected ValueError: what?; --debug shows the traceback\n",

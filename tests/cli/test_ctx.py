@@ -472,14 +472,21 @@ def test_an_encrypted_context_needs_its_key(
 
 
 def test_encryption_is_put_on_and_taken_off(
-    run_json: RunJson, sentence: Sentence, model: Path, file: Path, tmp_path: Path, key: Path
+    run: Run,
+    run_json: RunJson,
+    sentence: Sentence,
+    model: Path,
+    file: Path,
+    tmp_path: Path,
+    key: Path,
 ) -> None:
     secret, other, plain = tmp_path / "secret", tmp_path / "other", tmp_path / "plain"
     new_key = tmp_path / "new key"
     new_key.write_bytes(os.urandom(32))
     run_json("ctx", "convert", file, "-o", secret, "--output-key", key)
     run_json("ctx", "convert", secret, "-o", other, "--context-key", key, "--output-key", new_key)
-    run_json("ctx", "convert", other, "-o", plain, "--context-key", new_key)
+    code, _, said = run("ctx", "convert", other, "-o", plain, "--context-key", new_key)
+    assert (code, said) == (0, f"{plain}: not encrypted; --output-key FILE encrypts it\n")
     assert plain.read_bytes() == file.read_bytes()
     said = sentence(1, "ctx", "show", other, "--context-key", key)
     assert "encrypted with another key file" in said
@@ -637,21 +644,19 @@ def test_a_version_2_file_is_shown(run_json: RunJson, kv: str) -> None:
     ]
 
 
-def test_a_version_2_file_is_restored_by_layout_if_wished(
+def test_a_version_2_file_is_restored_by_layout_with_a_warning(
     run: Run, run_json: RunJson, sentence: Sentence, model: Path, file: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "old.llamayctx"
     path.write_bytes(as_version_2(file.read_bytes()))
-    resume = ("ctx", "resume", "-m", model, "-i", path, *ANSWER)
-    assert "version 2, which does not say" in sentence(1, *resume)
     expected = run_json("generate", "-m", model, "-p", PROMPT, *ANSWER)["choices"]
-    code, output, said = run(*resume, "--allow-legacy-snapshots", "--json")
+    code, output, said = run("ctx", "resume", "-m", model, "-i", path, *ANSWER, "--json")
     assert code == 0
     assert json.loads(output)["choices"] == expected
     assert f"{path}: version 2 does not say which weights made it" in said
-    fork = ("ctx", "fork", "-m", model, "-i", path)
-    assert "use --allow-legacy-snapshots" in sentence(1, *fork)
-    assert run_json(*fork, "--allow-legacy-snapshots")["pages_allocated"] == 0
+    code, output, said = run("ctx", "fork", "-m", model, "-i", path, "--json")
+    assert (code, json.loads(output)["pages_allocated"]) == (0, 0)
+    assert f"{path}: version 2 does not say which weights made it" in said
     said = sentence(1, "ctx", "convert", path, "-o", tmp_path / "y")
     assert "version 2 does not say which weights made it" in said
 

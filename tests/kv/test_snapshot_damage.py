@@ -79,7 +79,7 @@ def refuse(cache: Cache, path: Path, data: bytes, key: Key | None = None) -> Sna
     path.unlink(missing_ok=True)  # file systems flush a file that is truncated and written again
     path.write_bytes(data)
     with pytest.raises(SnapshotError) as refused:
-        read_snapshot(cache, path, IDENTITY, key=key, allow_legacy=True)
+        read_snapshot(cache, path, IDENTITY, key=key)
     return refused.value
 
 
@@ -144,7 +144,7 @@ def test_version_2_restores_by_layout_and_warns(tmp_path: Path) -> None:
     path, cache = tmp_path / "x", new_cache()
     path.write_bytes(as_version_2(written(path)))
     other_weights = dataclasses.replace(IDENTITY, weights_sha256="4d" * 32)
-    again = read_snapshot(cache, path, other_weights, allow_legacy=True)
+    again = read_snapshot(cache, path, other_weights)
     assert again.exact
     assert again.warning is not None
     assert "does not say which weights" in again.warning
@@ -153,11 +153,11 @@ def test_version_2_restores_by_layout_and_warns(tmp_path: Path) -> None:
     assert [check.result for check in show_snapshot(path).checks] == ["pass", "note"]
 
 
-def test_version_2_is_refused_unless_allowed(cache: Cache, tmp_path: Path) -> None:
+def test_version_2_is_refused_if_wished(cache: Cache, tmp_path: Path) -> None:
     path, before = tmp_path / "x", state(cache)
     path.write_bytes(as_version_2(written(path)))
-    with pytest.raises(SnapshotWeightsError, match="--allow-legacy-snapshots"):
-        read_snapshot(cache, path, IDENTITY)
+    with pytest.raises(SnapshotWeightsError, match="version 2, which does not say"):
+        read_snapshot(cache, path, IDENTITY, allow_legacy=False)
     assert state(cache) == before
 
 

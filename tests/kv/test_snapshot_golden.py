@@ -39,7 +39,7 @@ def test_golden_snapshot_restores_what_was_recorded(name: str) -> None:
     precision, expected = precision_of(name), np.load(FOLDER / "expected.npz")
     cache = new_cache(precision=precision)
     path = FOLDER / f"{name}.llamayctx"
-    again = read_snapshot(cache, path, IDENTITY, key=KEYS.get(name), allow_legacy=True)
+    again = read_snapshot(cache, path, IDENTITY, key=KEYS.get(name))
     assert again.exact
     assert (again.warning is None) == name.startswith("v3")
     assert list(again.context.tokens) == expected["tokens"].tolist()
@@ -56,7 +56,7 @@ def test_golden_snapshot_restores_in_f32(name: str) -> None:
     precision, expected = precision_of(name), np.load(FOLDER / "expected.npz")
     cache = new_cache()
     path = FOLDER / f"{name}.llamayctx"
-    again = read_snapshot(cache, path, IDENTITY, key=KEYS.get(name), allow_legacy=True)
+    again = read_snapshot(cache, path, IDENTITY, key=KEYS.get(name))
     values = decode(expected[precision.value], precision, cache.store.layout)
     assert rows_of(cache, again.context) == values.tobytes()
     assert again.exact == (precision is KVPrecision.F32)

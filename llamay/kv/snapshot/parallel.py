@@ -1,6 +1,5 @@
 """Chunks shared out among threads: each reads or writes, digests and moves the rows of its own."""
 
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ import numpy as np
 
 from llamay.kv.context import Context
 from llamay.mlx_kernels import ByteArray
+from llamay.mlx_kernels.memory import HUGE_PAGE, anonymous_memory
 
 MAX_THREADS = 4  # which memory, that bounds it all, does not feed more of
 
@@ -25,13 +25,12 @@ def row_threads(context: Context) -> int:
 
 
 def page_buffer(size: int) -> ByteArray:
-    """[size] uint8 in large memory pages, which the system copies to and from fast."""
-    large = 2 << 20
-    length = max(-(-size // large), 1) * large
-    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype=np.uint8)[:size]
+    """[size] uint8 in huge pages where there are any: the system copies to and from them faster.
+
+    Raises MemoryError.
+    """
+    pages = -(-max(size, 1) // HUGE_PAGE)
+    return np.frombuffer(anonymous_memory(pages * HUGE_PAGE), dtype=np.uint8)[:size]
 
 
 class _Shared:

@@ -57,7 +57,7 @@ def read_snapshot(
     identity: Identity,
     *,
     key: Key | None = None,
-    allow_legacy: bool = False,
+    allow_legacy: bool = True,
 ) -> Restored:
     """A new context in `cache` that holds what the file says.
 
@@ -143,7 +143,7 @@ def check_identity(
     if header.weights_sha256 is None and not allow_legacy:
         raise SnapshotWeightsError(
             f"{path}: expected a snapshot of weights {identity.weights_sha256}, found version "
-            f"{header.version}, which does not say; make it again, or use --allow-legacy-snapshots"
+            f"{header.version}, which does not say; make it again"
         )
     if header.weights_sha256 not in (None, identity.weights_sha256):
         raise SnapshotWeightsError(

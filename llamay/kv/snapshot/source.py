@@ -124,7 +124,7 @@ class Source:
     def chunk(
         self, chunk: int, cipher: Cipher | None, buffer: ByteArray | None = None
     ) -> ByteArray:
-        """Reads a chunk, into `buffer` if it is large enough, verifies and decrypts it."""
+        """Reads a chunk, into `buffer` if there is one, verifies and decrypts it."""
         size = self.header.chunk_bytes(chunk)
         buffer = page_buffer(size) if buffer is None else buffer[:size]
         self._read_into(buffer.data, self._body + self.header.chunk_offset(chunk))
@@ -164,14 +164,14 @@ def open_source(path: Path) -> Iterator[Source]:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SnapshotError(f"{path}: expected a snapshot file, found something else")
-            yield Source(path, descriptor)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SnapshotError(f"{path}: expected a snapshot file, found something else")
+        yield Source(path, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _unreadable(path: Path, error: OSError) -> SnapshotError:
