@@ -2,13 +2,13 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamay.errors import UsageError
+from llamay.errors import HubError, UsageError
 from llamay.formats import KVPrecision
-from llamay.gguf import open_gguf
+from llamay.gguf import open_gguf, source_now
 from llamay.hub import DEFAULT_MODEL, Progress, resolve, weights_digest
 from llamay.hub.paths import cache_dir
 from llamay.hub.progress import silent
@@ -29,18 +29,22 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Model:
     """What an engine runs.
 
     source:   path of the model's file
     template: the file's chat template, or None
+    parts:    all files of a split model, or the one; opened: what they were then, see `GGUFFile`
     """
 
     decoder: Decoder
     tokenizer: Tokenizer
     source: str
     template: str | None
+    parts: tuple[Path, ...]
+    opened: str
+    _identity: Identity | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def load(
@@ -70,7 +74,7 @@ class Model:
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
                 f"{decoder.vocab_size}; use another conversion of the model"
             )
-        return cls(decoder, tokenizer, str(path), template)
+        return cls(decoder, tokenizer, str(path), template, file.paths, file.source)
 
     @property
     def name(self) -> str:
@@ -83,18 +87,45 @@ class Model:
         return self.decoder.kernels.row_threads > 1
 
     def identity(self, progress: Progress = silent) -> Identity:
-        """What this model's contexts belong to. The first call may hash the whole file."""
-        return Identity(
-            self.decoder.spec.architecture,
-            self.decoder.vocab_size,
-            self.decoder.layout_sha256,
-            weights_digest(Path(self.source), progress),
-        )
+        """What this model's contexts belong to. The first call may hash the whole file.
+
+        Raises HubError if the file is no longer the one that was opened.
+        """
+        if self._identity is None:
+            self._check_source()
+            digest = weights_digest(Path(self.source), progress)
+            self._check_source()  # so that these weights were hashed and no others
+            decoder = self.decoder
+            self._identity = Identity(
+                decoder.spec.architecture, decoder.vocab_size, decoder.layout_sha256, digest
+            )
+        return self._identity
 
     def decoder_on(self, kernels: KernelSet) -> Decoder:
-        """The same model on other kernels. Raises GGUFError if its file has become unreadable."""
+        """The same model on other kernels.
+
+        Raises GGUFError if its file has become unreadable, HubError if it is another one now.
+        """
         with open_gguf(self.source) as file:
+            self._check(file.source)
             return Decoder(file, kernels)
+
+    def _check_source(self) -> None:
+        try:
+            now = source_now(self.parts)
+        except OSError as error:
+            raise HubError(
+                f"{self.source}: the model's file was readable when it was opened, and is not now "
+                f"({error.strerror}); put it back and open it again"
+            ) from error
+        self._check(now)
+
+    def _check(self, source: str) -> None:
+        if source != self.opened:
+            raise HubError(
+                f"{self.source}: the model's file was replaced or changed since it was opened; "
+                "open it again"
+            )
 
     def chat_template(self) -> "ChatTemplate":
         """The file's chat template. Raises TemplateError if it has none or a broken one."""

@@ -4,7 +4,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, overload
@@ -117,6 +117,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     return GGUFFile(tuple(paths), headers[0].metadata, tensors, tuple(maps), "\n".join(stamps))
 
 
+def source_now(paths: Sequence[Path]) -> str:
+    """What the `source` of a file with these parts would be now. Raises OSError."""
+    return "\n".join(_stamp(path, path.stat()) for path in paths)
+
+
 def _map(path: Path) -> tuple[mmap.mmap, str]:
     """The file, mapped read-only, and what tells it from others and from what it may become.
 
@@ -133,8 +138,7 @@ def _map(path: Path) -> tuple[mmap.mmap, str]:
                 raise GGUFError(
                     f"{path}: expected a GGUF file, found an empty file; download it again"
                 )
-            stamp = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stamp
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), _stamp(path, status)
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError as error:  # a NUL in the path, or emptied since fstat
@@ -142,6 +146,10 @@ def _map(path: Path) -> tuple[mmap.mmap, str]:
     raise GGUFError(
         f"{path}: expected a readable GGUF file, found: {reason}; check the path and permissions"
     )
+
+
+def _stamp(path: Path, status: os.stat_result) -> str:
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def _other_parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
