@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ from weakref import WeakKeyDictionary
 from llamay.formats import KVLayout
 from llamay.kv.context import Context
 from llamay.kv.pages import Holder
-from llamay.kv.prefix_tree import Node, PrefixTree, RecencyList
+from llamay.kv.prefix_tree import Node, PrefixTree
 from llamay.kv.store import PageStore
 from llamay.mlx_kernels import KernelSet
 
@@ -43,8 +44,8 @@ class Cache:
     """All contexts of one model, and the prefix tree. Usable from several threads: one lock guards
     all bookkeeping, and a context in use has one owner (see `Context`).
 
-    numerics:       numerics id of the contexts that this cache's kernels compute; only what is of
-                    the same id is ever matched
+    numerics:       numerics id of the contexts that this cache's kernels compute; only contexts of
+                    this id are retained, and so ever matched
     pages_per_slab: see `PageStore`
     tree_bytes:     most bytes of pages that the prefix tree alone keeps alive
     budget_bytes:   most bytes of pages in use; parked contexts go first, then what the tree keeps
@@ -65,8 +66,8 @@ class Cache:
         self.numerics = numerics
         self._max_tree_pages = tree_bytes // self.store.page_bytes
         self._lock = threading.RLock()
-        self._trees: dict[str, PrefixTree] = {}
-        self._recency = RecencyList()
+        self._tree = PrefixTree()
+        self._leaves: OrderedDict[Node, None] = OrderedDict()  # the least recently used first
         self._parked: WeakKeyDictionary[Context, None] = WeakKeyDictionary()  # the oldest first
 
     def new_context(self, numerics: str | None = None) -> Context:
@@ -81,35 +82,24 @@ class Cache:
         found counts as used.
         """
         with self._lock:
-            tree = self._trees.get(self.numerics)
-            found = tree.find(tokens) if tree else None
-            if tree is None or found is None:
+            found = self._tree.find(tokens)
+            if found is None:
                 return self.new_context()
             leaf, length = found
-            self._recency.touch(leaf, tree)
+            self._leaves.move_to_end(leaf)
             assert leaf.context is not None
             return leaf.context.forked(length)
 
     def retain(self, context: Context) -> None:
         """Keeps what a context holds for `match`, after the context is closed too; copies nothing.
 
+        A context with another numerics id is left out: it differs from what a prefill would give.
         Raises ContextBusyError if another thread uses the context.
         """
         with self._lock:
             kept = context.fork()  # checks the owner
-            tree = self._trees.setdefault(context.numerics, PrefixTree())
-            found = tree.find(kept.tokens)
-            if found and found[1] == kept.length:
-                leaf = found[0]
-                self._recency.touch(leaf, tree)
-                assert leaf.context is not None
-                if leaf.context.length == kept.length and kept.logits is not None:
-                    leaf.context.logits = kept.logits
-            elif kept.length:
-                leaf, redundant = tree.insert(kept.tokens, kept.forked(kept.length, Holder.TREE))
-                self._recency.touch(leaf, tree)
-                if redundant:
-                    self._drop(redundant)
+            if kept.length and kept.numerics == self.numerics:
+                self._keep(kept)
             kept.close()
 
     def clear_tree(self) -> None:
@@ -175,15 +165,29 @@ class Cache:
     @property
     def retained(self) -> int:
         """Leaves of the prefix tree."""
-        return len(self._recency)
+        return len(self._leaves)
 
     def retained_tokens(self) -> list[tuple[int, ...]]:
         """Token sequences retained, the least recently used first."""
         with self._lock:
-            paths = {
-                leaf: tuple(path) for tree in self._trees.values() for path, leaf in tree.leaves()
-            }
-            return [paths[leaf] for leaf in self._recency]
+            paths = {leaf: tuple(path) for path, leaf in self._tree.leaves()}
+            return [paths[leaf] for leaf in self._leaves]
+
+    def _keep(self, context: Context) -> None:
+        """Adds a leaf for what a context holds, unless one that is there begins with all of it."""
+        found = self._tree.find(context.tokens)
+        if found and found[1] == context.length:
+            leaf = found[0]
+            self._leaves.move_to_end(leaf)
+            assert leaf.context is not None
+            if leaf.context.length == context.length and context.logits is not None:
+                leaf.context.logits = context.logits
+            return
+        held = context.forked(context.length, Holder.TREE)
+        leaf, redundant = self._tree.insert(context.tokens, held)
+        self._leaves[leaf] = None
+        if redundant:
+            self._drop(redundant)
 
     def _make_room(self) -> None:
         """Closes the least recently parked context, or forgets the least recently used leaf."""
@@ -198,17 +202,16 @@ class Cache:
 
     def _evict_oldest(self) -> bool:
         """Forgets the least recently used leaf; False if there is none."""
-        oldest = self._recency.oldest()
+        oldest = next(iter(self._leaves), None)
         if oldest is None:
             return False
-        leaf, tree = oldest
-        tree.remove(leaf)
-        self._drop(leaf)
+        self._tree.remove(oldest)
+        self._drop(oldest)
         return True
 
     def _drop(self, leaf: Node) -> None:
-        """Releases the context of a leaf that has left its tree."""
-        self._recency.forget(leaf)
+        """Releases the context of a leaf that has left the tree."""
+        del self._leaves[leaf]
         assert leaf.context is not None
         leaf.context.drop()
 
@@ -223,14 +226,13 @@ class Cache:
             if self.store.orphans:
                 self._trim()
             self._check_pages()
-            leaves = [leaf for tree in self._trees.values() for _, leaf in tree.leaves()]
-            assert set(leaves) == set(self._recency), "recency list and trees differ"
-            for numerics, tree in self._trees.items():
-                tree.check()
-                for path, leaf in tree.leaves():
-                    assert leaf.context is not None
-                    assert leaf.context.numerics == numerics
-                    assert tuple(leaf.context.tokens) == tuple(path)
+            self._tree.check()
+            paths = {leaf: path for path, leaf in self._tree.leaves()}
+            assert paths.keys() == self._leaves.keys(), "the tree has other leaves"
+            for leaf, path in paths.items():
+                assert leaf.context is not None
+                assert leaf.context.numerics == self.numerics
+                assert tuple(leaf.context.tokens) == tuple(path)
             assert self.store.ids.tree_only <= self._max_tree_pages, "the tree is over its bound"
 
     def _check_pages(self) -> None:

@@ -11,7 +11,6 @@ Callers hold the cache's lock.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -33,7 +32,7 @@ class Node:
 
 
 class PrefixTree:
-    """Retained contexts of one numerics id, found by any prefix of theirs."""
+    """Retained contexts, found by any prefix of theirs."""
 
     def __init__(self) -> None:
         self.root = Node(array("i"), None, None)
@@ -147,29 +146,3 @@ def _common_length(a: Tokens, b: Tokens) -> int:
     if a[: len(b)] == b:  # compared in C: the common case
         return len(b)
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-
-
-class RecencyList:
-    """Leaves from the least to the most recently used."""
-
-    def __init__(self) -> None:
-        self._order: OrderedDict[Node, PrefixTree] = OrderedDict()
-
-    def touch(self, leaf: Node, tree: PrefixTree) -> None:
-        """Makes a leaf the most recently used."""
-        self._order[leaf] = tree
-        self._order.move_to_end(leaf)
-
-    def forget(self, leaf: Node) -> None:
-        """Drops a leaf that is no longer in its tree."""
-        del self._order[leaf]
-
-    def oldest(self) -> tuple[Node, PrefixTree] | None:
-        """The least recently used leaf and its tree."""
-        return next(iter(self._order.items()), None)
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)

@@ -105,7 +105,7 @@ class LockStep:
             tree_bytes=config.tree_pages * page_bytes + page_bytes - 1,
             budget_bytes=None if budget is None else budget * page_bytes + page_bytes - 1,
         )
-        self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget)
+        self.model = ReferenceModel(config.page_tokens, config.tree_pages, budget, OWN)
         self.pairs: list[tuple[Context, ModelContext]] = []
         self.snapshots: list[tuple[Path, ModelContext]] = []
         # Files from the root on.
@@ -214,7 +214,7 @@ class LockStep:
         tokens = known[index % len(known)]
         query = tokens[: position % (len(tokens) + 1)] + list(tail)
         pages = self.cache.live_pages
-        self._add(self.cache.match(query), self.model.match(query, OWN))
+        self._add(self.cache.match(query), self.model.match(query))
         assert self.cache.live_pages == pages
 
     def clear_tree(self) -> None:
@@ -287,7 +287,7 @@ class LockStep:
         paths = [file.path for file in used]
         history = saved.tokens[:end]
         if matched:
-            pair = (self.cache.match(history), self.model.match(history, OWN))
+            pair = (self.cache.match(history), self.model.match(history))
         else:
             pair = (self.cache.new_context(), self.model.new(OWN))
         self._add(*pair)

@@ -28,10 +28,14 @@ class ModelContext:
 class ReferenceModel:
     """The operations of a `Cache` and its contexts."""
 
-    def __init__(self, page_tokens: int, tree_pages: int, budget_pages: int | None) -> None:
+    def __init__(
+        self, page_tokens: int, tree_pages: int, budget_pages: int | None, numerics: str
+    ) -> None:
+        """numerics: of the contexts that are retained and matched."""
         self.page_tokens = page_tokens
         self.tree_pages = tree_pages
         self.budget_pages = budget_pages
+        self.numerics = numerics
         self.contexts: list[ModelContext] = []
         self.retained: list[ModelContext] = []  # the least recently used first
         self.parked: list[ModelContext] = []  # the least recently parked first
@@ -142,11 +146,11 @@ class ReferenceModel:
 
     # The tree.
 
-    def match(self, tokens: Sequence[int], numerics: str) -> ModelContext:
+    def match(self, tokens: Sequence[int]) -> ModelContext:
         """A fork of what is retained that begins like `tokens` for longest."""
-        entry, length = self._longest(tokens, numerics)
+        entry, length = self._longest(tokens)
         if entry is None:
-            return self.new(numerics)
+            return self.new(self.numerics)
         self._touch(entry)
         found = self._copy(entry, length)
         self.contexts.append(found)
@@ -154,19 +158,16 @@ class ReferenceModel:
 
     def retain(self, context: ModelContext) -> None:
         """Keeps a copy, unless one that is retained begins with all of it."""
-        if not context.tokens:
+        if not context.tokens or context.numerics != self.numerics:
             return
-        entry, length = self._longest(context.tokens, context.numerics)
+        entry, length = self._longest(context.tokens)
         if entry is not None and length == len(context.tokens):
             self._touch(entry)
             if length == len(entry.tokens) and context.logits is not None:
                 entry.logits = context.logits
             return
         self.retained = [
-            entry
-            for entry in self.retained
-            if entry.numerics != context.numerics
-            or entry.tokens != context.tokens[: len(entry.tokens)]
+            entry for entry in self.retained if entry.tokens != context.tokens[: len(entry.tokens)]
         ]
         self.retained.append(self._copy(context, len(context.tokens)))
         self._bound_tree()
@@ -177,15 +178,14 @@ class ReferenceModel:
 
     # Helpers.
 
-    def _longest(self, tokens: Sequence[int], numerics: str) -> tuple[ModelContext | None, int]:
+    def _longest(self, tokens: Sequence[int]) -> tuple[ModelContext | None, int]:
         """Of those that begin like `tokens` for longest, the one whose tokens sort first."""
         best: ModelContext | None = None
         longest = 0
         for entry in sorted(self.retained, key=lambda entry: entry.tokens):
-            if entry.numerics == numerics:
-                length = common_length(entry.tokens, tokens)
-                if length > longest:
-                    best, longest = entry, length
+            length = common_length(entry.tokens, tokens)
+            if length > longest:
+                best, longest = entry, length
         return best, longest
 
     def _touch(self, entry: ModelContext) -> None:
