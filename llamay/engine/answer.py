@@ -4,6 +4,7 @@ import time
 
 from llamay.engine.lookup import PromptLookup
 from llamay.engine.stop_text import StopText
+from llamay.errors import ContextBusyError
 from llamay.events import Event, Failed, Finished, FinishReason, TextDelta
 from llamay.kv import Context
 from llamay.mlx_kernels import StepLogits
@@ -78,8 +79,16 @@ class Answer:
         return Rows(self.context, tokens, len(tokens), self.best_wanted)
 
     def advance(self, found: StepLogits) -> list[Event]:
-        """Takes the logits of a step's rows; the context then ends at what is kept of it."""
+        """Takes the logits of a step's rows; the context then ends at what is kept of it.
+
+        Raises ContextBusyError if the step continued something else than the answer.
+        """
         start = self.context.length - len(found.logits)
+        if start != len(self._history):
+            raise ContextBusyError(
+                f"the branch was changed while it was continued: it held {start} tokens, and its "
+                f"answer was at {len(self._history)}; fork it to change it"
+            )
         first = len(self._ids)
         logprobs, text = [self._chosen[1]], [self._commit(found, 0)]
         for row, guess in enumerate(self._draft, 1):
@@ -148,7 +157,7 @@ class Answer:
     def _ending(self) -> list[Event]:
         if self._reason is None:
             return []
-        if self._found is not None:
+        if self._found is not None and self.context.length == len(self._history):
             found, row = self._found
             # A copy: the row is a view into what the whole batch computed.
             self.context.logits = found.logits[row].copy()

@@ -67,7 +67,10 @@ class Branch:
             fork.close()
 
     def close(self) -> None:
-        """Gives its pages back; others that share them keep them."""
+        """Gives its pages back; others that share them keep them.
+
+        An answer that continues it fails.
+        """
         try:
             self.context.close()
         except ContextBusyError:

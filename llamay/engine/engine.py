@@ -146,7 +146,8 @@ class Engine:
         params: one for each branch; or one for all, and branch i then draws with the seed of the
                 i-th child
         The token that ends an answer is not committed to its context. Closing the iterator stops
-        all, after a whole step. Raises what ends a branch by an error.
+        all, after a whole step. Raises what ends a branch by an error; ContextBusyError if one is
+        given twice or continued already, or is changed meanwhile.
         """
         if isinstance(params, SamplingParams):
             seeds = [child_seed(params.seed, index) for index in range(len(branches))]

@@ -13,7 +13,7 @@ from llamay.engine.answer import Answer
 from llamay.engine.branch import Branch
 from llamay.engine.generation import Generation
 from llamay.engine.model import Model
-from llamay.errors import CancelledError, ContextFullError, UsageError
+from llamay.errors import CancelledError, ContextBusyError, ContextFullError, UsageError
 from llamay.events import Event, Failed, Finished, PrefillProgress
 from llamay.kv import Cache, Context
 from llamay.mlx_kernels import Control, Float32Array, StepLogits
@@ -81,9 +81,16 @@ class Scheduler:
         return bool(self._running)
 
     def add(self, generation: Generation) -> None:
-        """Takes up a request."""
+        """Takes up a request; one for contexts that are continued already ends by an error."""
         generation.on_cancel = self.interrupt
+        continued = {id(context) for other in self._running for context in _continued(other)}
         self._running.append(generation)
+        for context in generation.contexts:
+            if id(context) in continued:
+                error = ContextBusyError("the branch is continued already; fork it to continue it")
+                self._tell(generation, self._failed(generation, error))
+                return
+            continued.add(id(context))
 
     def interrupt(self) -> None:
         """From any thread: stops the step under way if all of it was cancelled."""
@@ -335,6 +342,13 @@ class Scheduler:
             return  # the rest of a prompt says little about a whole step
         fitting = int(rows * STEP_SECONDS / max(seconds, 1e-6))
         self._step_tokens = max(MIN_STEP_TOKENS, min(MAX_STEP_TOKENS, fitting // 16 * 16))
+
+
+def _continued(generation: Generation) -> list[Context]:
+    """The contexts that a request still writes to."""
+    if not generation.answers:
+        return generation.contexts
+    return [answer.context for answer in generation.answers if not answer.ended]
 
 
 def _advance(parts: Sequence[_Part], found: StepLogits) -> dict[Generation, list[Event]]:

@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from llamay.engine import Branch, Engine, Generation, Request
 from llamay.errors import (
     CancelledError,
+    ContextBusyError,
     ContextFullError,
     NumericsError,
     TemplateError,
     UsageError,
 )
-from llamay.events import Event, Finished, PrefillProgress
+from llamay.events import Event, Finished, PrefillProgress, TextDelta
 from llamay.kv import Context
 from llamay.mlx_kernels import Control
 from llamay.model.decoder import Rows
 from llamay.sampling import SamplingParams, child_seed
-from tests.engine.running import Told, prompt_ids
+from tests.engine.running import Listener, Told, prompt_ids, wait
 from tests.gguf_writer import float_tensor, write_gguf
 from tests.scripted_model import CONFIG, END, byte_ids, write_endless_model, write_scripted_model
 from tests.tiny_models import (
@@ -242,6 +243,78 @@ def test_params_and_branches_must_be_as_many(engine: Engine) -> None:
     branch = engine.prefill(prompt_ids(3))
     with pytest.raises(ValueError, match="1 branches, and 0 parameters"):
         list(engine.generate([branch], []))
+
+
+# Who continues a branch.
+
+
+def test_a_branch_that_is_given_twice_is_refused(engine: Engine) -> None:
+    branch = engine.prefill(prompt_ids(20))
+    with pytest.raises(ContextBusyError, match="continued already; fork it"):
+        list(engine.generate([branch, *branch.fork(), branch], PARAMS[:3]))
+    assert list(branch.tokens) == prompt_ids(20)
+    assert collect(engine.generate([branch], PARAMS[:1]), 1) == [
+        answer(engine, prompt_ids(20), PARAMS[0])
+    ]
+
+
+def test_a_branch_that_is_continued_is_refused_until_its_answer_ends(engine: Engine) -> None:
+    expected = answer(engine, prompt_ids(20), PARAMS[0])
+    long, short = engine.prefill(prompt_ids(20)).fork(2)
+    events = engine.generate([long, short], [replace(PARAMS[0], max_tokens=2000), PARAMS[4]])
+    told = list(takewhile(lambda event: not isinstance(event, Finished), events))
+    for busy in (long, engine.branch(long.context)):
+        with pytest.raises(ContextBusyError, match="continued already; fork it"):
+            list(engine.generate([busy], PARAMS[:1]))
+    assert short.length == 25
+    assert collect(engine.generate([short], PARAMS[:1]), 1)[0].tokens == 40
+    (fork,) = long.fork()
+    told += islice(events, 60)
+    ids = [id for e in told if isinstance(e, TextDelta) and e.branch == 0 for id in e.ids]
+    assert ids[:40] == expected.ids
+    assert list(fork.tokens)[20:60] == expected.ids[: fork.length - 20]
+    events.close()
+    assert collect(engine.generate([long], PARAMS[:1]), 1)[0].tokens == 40
+    engine.cache.check()
+
+
+@pytest.mark.parametrize("length", [0, 3, 20])
+def test_an_answer_whose_branch_is_changed_fails(engine: Engine, length: int) -> None:
+    expected = answer(engine, prompt_ids(20), PARAMS[0])
+    changed, other = Listener(), Listener()
+    branch = engine.prefill(prompt_ids(20))
+
+    def change(event: Event) -> None:
+        if isinstance(event, TextDelta) and len(changed.told[0].ids) >= 5:
+            branch.context.truncate(length)
+
+    changed.on_event = change
+    generation = Generation(Request((), (PARAMS[0],)), changed, [branch.context])
+    engine.call(lambda: engine._scheduler.add(generation))
+    wait(engine.submit(Request(prompt_ids(20), (PARAMS[0],)), other), generation)
+    (told,) = changed.told
+    assert isinstance(told.error, ContextBusyError)
+    assert f"held {length} tokens" in str(told.error)
+    assert told.ids == expected.ids[: len(told.ids)]
+    assert branch.length == length
+    assert other.told == [expected]
+    branch.close()
+    engine.cache.check()
+
+
+def test_a_branch_that_is_closed_keeps_no_logits_of_its_answer(engine: Engine) -> None:
+    branch = engine.prefill(prompt_ids(20))
+    events = engine.generate([branch], [replace(PARAMS[0], max_tokens=2000)])
+    next(events)
+
+    def close_and_cancel() -> None:  # between two steps
+        branch.close()
+        engine._scheduler._running[0].cancel()
+
+    engine.call(close_and_cancel)
+    assert collect(events, 1)[0].reason == "cancelled"
+    assert branch.length == 0
+    assert branch.context.logits is None
 
 
 # Pages.
