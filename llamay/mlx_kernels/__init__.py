@@ -281,6 +281,18 @@ def convert_rows(
     return out
 
 
+def has_metal() -> bool:
+    """Whether this machine has a GPU for the Metal kernels.
+
+    `mx.metal.is_available` is true on every Mac, also on one without a GPU.
+    """
+    if sys.platform != "darwin":
+        return False
+    import mlx.core as mx
+
+    return mx.device_count(mx.gpu) > 0
+
+
 def load_kernels(
     device: str = "auto",
     threads: int | None = None,
@@ -295,10 +307,8 @@ def load_kernels(
     packed_folder: where the CPU kernels keep a large model's weights, packed; None keeps none
     Raises UsageError for metal without Metal, ValueError for another device.
     """
-    if device == "metal" or (device == "auto" and sys.platform == "darwin"):
-        import mlx.core as mx
-
-        if mx.metal.is_available():
+    if device in ("auto", "metal"):
+        if has_metal():
             from llamay.mlx_kernels.metal import MetalKernels
 
             return MetalKernels(checks_file=checks_file)

@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from llamay.mlx_kernels import has_metal
 from tests.metal.executor import HostMetal
 
-ON_GPU = sys.platform == "darwin" and mx.metal.is_available()
+ON_GPU = has_metal()
 
 # What tests the harness itself; it knows how Linux switches stacks and maps memory.
 HARNESS_TESTS = [f"test_{name}.py" for name in ("executor", "faults", "language")]

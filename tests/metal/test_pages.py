@@ -1,10 +1,13 @@
 """Pages are written in place: no buffer moves, no slab is copied, chunks stay few."""
 
 import copy
+from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from llamay import mlx_kernels
 from llamay.errors import CancelledError, UsageError
 from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.kv import Cache
@@ -178,7 +181,22 @@ def test_exported_rows_are_those_that_were_imported(precision):
     kernels.import_rows(cache.store.slabs, context.page_ids, 0, rows[:0])
 
 
-def test_without_metal_the_device_metal_is_refused():
+def pretend(monkeypatch, platform, gpus):
+    monkeypatch.setattr(mlx_kernels, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(mx, "device_count", lambda _: gpus)
+
+
+@pytest.mark.parametrize(("platform", "gpus"), [("linux", 1), ("darwin", 0)])
+def test_without_metal_the_device_metal_is_refused(monkeypatch, platform, gpus):
+    """Another system's GPU is none for Metal; a Mac, such as one of a virtual machine, may have
+    none."""
+    pretend(monkeypatch, platform, gpus)
     with pytest.raises(UsageError, match="use --device cpu"):
         load_kernels("metal")
     assert load_kernels("auto").name.startswith("cpu")
+
+
+def test_a_mac_s_gpu_is_taken_unless_another_device_is_named(monkeypatch):
+    pretend(monkeypatch, "darwin", 1)
+    assert load_kernels("auto").name == load_kernels("metal").name == "metal"
+    assert load_kernels("cpu").name.startswith("cpu")
