@@ -55,4 +55,14 @@ def metal() -> HostMetal | GpuMetal:
 @pytest.fixture
 def quick_metal() -> HostMetal | GpuMetal:
     """Runs each call once: for whole models."""
+    return _quick()
+
+
+@pytest.fixture(scope="module")
+def shared_metal() -> HostMetal | GpuMetal:
+    """`quick_metal` for a model that several tests use."""
+    return _quick()
+
+
+def _quick() -> HostMetal | GpuMetal:
     return GpuMetal() if ON_GPU else HostMetal(schedules=["forward"])

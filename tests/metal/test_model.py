@@ -52,11 +52,11 @@ MODELS = [
 
 
 class Model:
-    """A tiny model on the host, and the logits of LENGTH tokens of one context in one step."""
+    """A tiny model, and the logits of LENGTH tokens of one context in one step."""
 
-    def __init__(self, folder, host, arch, format, precision):
+    def __init__(self, folder, metal, arch, format, precision):
         self.decoder = load_tiny(
-            folder, TinyConfig(arch=arch), format, MetalKernels(host.metal_kernel)
+            folder, TinyConfig(arch=arch), format, MetalKernels(metal.metal_kernel)
         )
         self.precision, self.ids = precision, tokens(LENGTH, seed=2)
         cache = self.cache()
@@ -80,11 +80,8 @@ class Model:
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]}-{m[1].name}-{m[2].value}")
-def model(request, tmp_path_factory):
-    from tests.metal.executor import HostMetal
-
-    host = HostMetal(schedules=["forward"])
-    return Model(tmp_path_factory.mktemp("model"), host, *request.param)
+def model(request, shared_metal, tmp_path_factory):
+    return Model(tmp_path_factory.mktemp("model"), shared_metal, *request.param)
 
 
 def test_prefill_is_decode(model):
