@@ -1,6 +1,7 @@
 """Fixtures that every room's tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ _STORE_VARIABLES = (
     "LLAMAY_HOME",
     "OLLAMA_MODELS",
 )
+
+
+def pytest_configure() -> None:
+    """On a Mac, `auto` is the CPU for all tests and for the processes that they start.
+
+    They demand what holds for its kernels; tests/metal names Metal where it means it.
+    """
+    if sys.platform == "darwin":
+        from llamay.mlx_kernels.cpu import kernel_set_names
+
+        os.environ.setdefault("LLAMAY_ISA", kernel_set_names()[0])
 
 
 @pytest.fixture(scope="session")

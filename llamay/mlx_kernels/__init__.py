@@ -39,6 +39,7 @@ The numerics contract, which every exact kernel set keeps:
    tolerance only. From equal logits, both choose the same token.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -300,14 +301,14 @@ def load_kernels(
     packed_folder: Path | None = None,
 ) -> KernelSet:
     """The kernel set for `device`: auto (Metal where there is any, else the CPU), metal, cpu or
-    reference.
+    reference. With $LLAMAY_ISA, which names instructions of the CPU, auto is the CPU.
 
     threads: for the CPU kernels; None takes the processor's cores
     checks_file: where it is kept which Metal kernels work on this machine; None checks none
     packed_folder: where the CPU kernels keep a large model's weights, packed; None keeps none
     Raises UsageError for metal without Metal, ValueError for another device.
     """
-    if device in ("auto", "metal"):
+    if device == "metal" or (device == "auto" and not os.environ.get("LLAMAY_ISA")):
         if has_metal():
             from llamay.mlx_kernels.metal import MetalKernels
 

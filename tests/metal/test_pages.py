@@ -184,6 +184,7 @@ def test_exported_rows_are_those_that_were_imported(precision):
 def pretend(monkeypatch, platform, gpus):
     monkeypatch.setattr(mlx_kernels, "sys", SimpleNamespace(platform=platform))
     monkeypatch.setattr(mx, "device_count", lambda _: gpus)
+    monkeypatch.delenv("LLAMAY_ISA", raising=False)
 
 
 @pytest.mark.parametrize(("platform", "gpus"), [("linux", 1), ("darwin", 0)])
@@ -196,7 +197,10 @@ def test_without_metal_the_device_metal_is_refused(monkeypatch, platform, gpus):
     assert load_kernels("auto").name.startswith("cpu")
 
 
-def test_a_mac_s_gpu_is_taken_unless_another_device_is_named(monkeypatch):
+def test_a_mac_s_gpu_is_taken_unless_the_cpu_is_named(monkeypatch):
     pretend(monkeypatch, "darwin", 1)
     assert load_kernels("auto").name == load_kernels("metal").name == "metal"
     assert load_kernels("cpu").name.startswith("cpu")
+    monkeypatch.setenv("LLAMAY_ISA", "scalar")
+    assert load_kernels("auto").name == "cpu scalar"
+    assert load_kernels("metal").name == "metal"
