@@ -26,7 +26,15 @@ FAULTS = [
         "gate_up",
         "differs",
     ),
-    ("logits", "= value;", "= value + (ROWS == 1 ? 1e-5f : 0.0f);", "logits", "a row alone"),
+    ("logits", "= value;", "= value + (ROWS == 1 ? 1e-5f : 0.0f);", "logits", "a row depends"),
+    # What decodes several branches: a tile of rows that the product norms itself.
+    (
+        "qkv",
+        "? value + bias[n]",
+        "? value + bias[n] + (NORM && ROWS > 1 ? 1e-5f : 0.0f)",
+        "qkv",
+        "a row depends",
+    ),
     ("project_add", "residual[at] + value", "value", "project_add", "differs from the reference"),
     ("best", "owner + 1024 * int(lane)", "owner", "best", "differs from the reference"),
     ("best", "i > taken_id", "false", "best", "differs from the reference"),

@@ -1,8 +1,9 @@
 """Checks the kernels that a program needs on the machine that is to run them.
 
 Each runs on cuts of the program's own weights and on random activations: near what stock MLX
-operations give, and with the same bits for a row alone and among others. What was found is kept in
-a file under a fingerprint of MLX, the system, the GPU, the kernels' text and the program's formats.
+operations give, and with the same bits for a row alone, in a tile of rows and among more. What was
+found is kept in a file under a fingerprint of MLX, the system, the GPU, the kernels' text and the
+program's formats.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from llamay.formats import KVLayout, KVPrecision, Tensor
 from llamay.mlx_kernels import Step, _cpu
 from llamay.mlx_kernels.metal.kernels import BEST_THREADS, HEADERS, Kernels, kernel_source
 from llamay.mlx_kernels.metal.pages import row_words
+from llamay.mlx_kernels.metal.schedule import ROWS as TILE
 from llamay.mlx_kernels.metal.schedule import spans
 from llamay.mlx_kernels.metal.step import padded, rope_tables
 from llamay.mlx_kernels.metal.stock import StockKernels, stored_vectors
@@ -36,7 +38,7 @@ from llamay.mlx_kernels.program import (
     Program,
 )
 
-ROWS = 9  # a tile and one more
+ROWS = TILE + 1  # so that norm is a kernel of its own
 OUTPUTS = 48  # of a matrix's rows that are used
 POSITIONS = 270  # more than a run
 LOGITS = 2 * BEST_THREADS + 52  # more than two for some threads
@@ -239,12 +241,13 @@ class _Checker:
     ) -> None:
         """run(kernels, n): the results of the first n rows; tolerance: of the largest of them."""
         try:
-            together, alone = np.array(run(self._kernels, ROWS)), np.array(run(self._kernels, 1))
+            together, *fewer = (np.array(run(self._kernels, rows)) for rows in (ROWS, TILE, 1))
         except (RuntimeError, ValueError) as error:  # MLX's, of a kernel that does not compile
             self.failures[name] = str(error).strip().splitlines()[0]
             return
-        if not np.array_equal(together[:1].view(np.uint32), alone.view(np.uint32)):
-            self.failures[name] = "a row alone and among others differs"
+        for some in fewer:
+            if not np.array_equal(together[: len(some)].view(np.uint32), some.view(np.uint32)):
+                self.failures[name] = "a row depends on how many there are"
         expected = np.array(run(self._stock, ROWS))
         difference = float(np.abs(together - expected).max())
         if not difference <= tolerance * float(np.abs(expected).max()):
