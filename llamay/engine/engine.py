@@ -4,6 +4,7 @@ import functools
 import queue
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -215,7 +216,15 @@ class Engine:
         return self._worker.call(function)
 
     def _start(self, generation: Generation) -> Generation:
-        self._worker.post(lambda: self._scheduler.add(generation))
+        scheduler = self._scheduler
+
+        def taken_up(future: Future[None]) -> None:
+            error = future.exception()
+            if error is not None and not generation.done.is_set():
+                scheduler.refuse(generation, error)
+
+        # The engine may have ended before its thread takes the request up.
+        self._worker.post(lambda: scheduler.add(generation)).add_done_callback(taken_up)
         return generation
 
     def _events(

@@ -84,13 +84,18 @@ class Scheduler:
         """Takes up a request; one for contexts that are continued already ends by an error."""
         generation.on_cancel = self.interrupt
         continued = {id(context) for other in self._running for context in _continued(other)}
-        self._running.append(generation)
         for context in generation.contexts:
             if id(context) in continued:
-                error = ContextBusyError("the branch is continued already; fork it to continue it")
-                self._tell(generation, self._failed(generation, error))
+                busy = "the branch is continued already; fork it to continue it"
+                self.refuse(generation, ContextBusyError(busy))
                 return
             continued.add(id(context))
+        self._running.append(generation)
+
+    def refuse(self, generation: Generation, error: BaseException) -> None:
+        """Ends a request by an error instead of taking it up."""
+        self._running.append(generation)
+        self._tell(generation, self._failed(generation, error))
 
     def interrupt(self) -> None:
         """From any thread: stops the step under way if all of it was cancelled."""

@@ -433,6 +433,34 @@ def test_close_ends_what_runs(engine: Engine) -> None:
         engine.call(lambda: None)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_comes_while_the_engine_ends_ends_too(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    late, listener = list[Generation](), Listener(2)
+
+    def ask() -> None:
+        late.append(engine.submit(Request([1, 2], (PARAMS,) * 2), listener))
+
+    def close() -> None:  # on the engine's thread, which ends when this returns
+        engine.close()
+        ask()
+
+    def die(scheduler: Any) -> None:
+        ask()
+        raise RuntimeError("a bug")
+
+    if dies:
+        monkeypatch.setattr(type(engine._scheduler), "_next_to_read", die)
+        wait(engine.submit(Request([1, 2], (PARAMS,)), Listener()))
+    else:
+        engine.call(close)
+    wait(*late)
+    assert isinstance(late[0].error, EngineStoppedError)
+    assert ("a bug" if dies else "the engine was closed") in str(late[0].error)
+    assert [told.error for told in listener.told] == [late[0].error] * 2
+
+
 def test_an_engine_that_nobody_holds_ends_its_thread(tiny_path: Path) -> None:
     before = threading.active_count()
     engine = Engine.load(str(tiny_path))
