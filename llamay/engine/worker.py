@@ -101,3 +101,4 @@ class Worker:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
+            del message, future, function  # which may hold the engine, while nothing is asked
