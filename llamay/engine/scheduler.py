@@ -219,7 +219,8 @@ class Scheduler:
         except Exception as error:
             if len(parts) > 1:
                 for part in parts:
-                    self._run([part])
+                    if not part.generation.done.is_set():  # by what a listener raised
+                        self._run([part])
                 return
             told = {parts[0].generation: parts[0].fail(error)}
         finally:

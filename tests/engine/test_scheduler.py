@@ -1,5 +1,6 @@
 """Requests that share the engine: none changes another, and each ends by itself."""
 
+import functools
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from llamay.engine import Engine, Generation, Request
 from llamay.engine.answer import Answer
 from llamay.errors import BudgetError, ContextFullError, EngineStoppedError, NumericsError
-from llamay.events import Event, Finished, PrefillProgress, TextDelta
+from llamay.events import Event, Failed, Finished, PrefillProgress, TextDelta
 from llamay.mlx_kernels import Control
 from llamay.model.decoder import Decoder, Rows
 from llamay.sampling import SamplingParams
@@ -320,6 +321,33 @@ def test_a_listener_that_raises_ends_its_request_only(engine: Engine) -> None:
     assert good.told[0].tokens == 30
 
 
+def test_a_listener_that_raises_when_it_is_told_of_a_failure_ends_its_request_only(
+    tiny_path: Path,
+) -> None:
+    """Of several answers of its request that fail in one step, all by the budget."""
+    page_bytes = Engine.load(str(tiny_path), page_tokens=16).cache.store.page_bytes
+    engine = Engine.load(str(tiny_path), page_tokens=16, budget_bytes=8 * page_bytes)
+    heard = list[Event]()
+
+    def broken(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Failed):
+            raise RuntimeError("no ear")
+
+    bad = engine.submit(Request([5, 6], (replace(PARAMS, max_tokens=60),) * 6), broken)
+    ended = list[None]()
+    bad.on_done = lambda: ended.append(None)
+    wait(bad)
+    assert engine.call(lambda: len(ended)) == 1
+    assert isinstance(bad.error, RuntimeError)
+    assert isinstance(heard[-1], Failed)
+    assert isinstance(heard[-1].error, BudgetError)
+    for branch in bad.branches:
+        branch.close()
+    assert run(engine, Request([1, 2], (PARAMS,))).told[0].tokens == 30
+    engine.cache.check()
+
+
 def test_what_cannot_be_taken_up_ends_its_answer_where_the_step_before_ended(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +493,7 @@ def test_an_engine_that_nobody_holds_ends_its_thread(tiny_path: Path) -> None:
     before = threading.active_count()
     engine = Engine.load(str(tiny_path))
     engine.prefill([1, 2, 3])
+    engine.call(functools.partial(repr, engine))
     assert threading.active_count() > before
     del engine
     end = time.monotonic() + 10
