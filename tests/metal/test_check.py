@@ -83,28 +83,43 @@ def test_a_faulty_kernel_is_replaced_and_named(
     assert np.abs(plain(decoder, ids) - plain(reference, ids)).max() < 1e-4
 
 
-def test_a_kernel_that_does_not_compile_is_replaced(quick_metal, tmp_path):
+REFUSAL = "[metal::Device] Unable to build metal library from source\n more"
+MOMENT = "[METAL] Command buffer execution failed: Insufficient Memory."
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (RuntimeError(REFUSAL), True),
+        (ValueError("a wrong shape"), True),
+        (RuntimeError(MOMENT), False),
+    ],
+)
+def test_a_kernel_that_raises_is_replaced_for_good_unless_the_error_is_of_the_moment(
+    quick_metal, tmp_path, error, lasting
+):
     class Refused:
         def __call__(self, **_):
-            raise RuntimeError("[metal::Device] Unable to build metal library from source\n more")
+            raise error
 
     def make(*, name, **others):
         if name == "llamay_embed":
             return Refused()
         return quick_metal.metal_kernel(name=name, **others)
 
-    kernels = MetalKernels(make, checks_file=tmp_path / "kernels.json")
+    file, found = tmp_path / "kernels.json", {"embed": str(error).splitlines()[0]}
+    kernels = MetalKernels(make, checks_file=file)
     load_tiny(tmp_path, CONFIG, Format.Q4_1, kernels)
-    assert dict(kernels.replaced) == {
-        "embed": "[metal::Device] Unable to build metal library from source"
-    }
+    assert dict(kernels.replaced) == found
+    known = list(json.loads(file.read_text()).values()) if file.exists() else []
+    assert known == ([found] if lasting else [])
 
 
 @pytest.mark.parametrize("damaged", [b"{", b"[]", b"\xff\xff"])
 def test_a_damaged_file_of_checks_is_made_again(tmp_path, damaged, monkeypatch):
     file = tmp_path / "kernels.json"
     file.write_bytes(damaged)
-    monkeypatch.setattr(check, "check", lambda *_: {"embed": "wrong"})
+    monkeypatch.setattr(check, "check", lambda *_: ({"embed": "wrong"}, True))
     kernels = MetalKernels(lambda **_: None, checks_file=file)
     load_tiny(tmp_path, CONFIG, Format.Q4_1, kernels)
     assert dict(kernels.replaced) == {"embed": "wrong"}
@@ -113,7 +128,7 @@ def test_a_damaged_file_of_checks_is_made_again(tmp_path, damaged, monkeypatch):
 
 def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file where a folder should be")
-    monkeypatch.setattr(check, "check", lambda *_: {"embed": "wrong"})
+    monkeypatch.setattr(check, "check", lambda *_: ({"embed": "wrong"}, True))
     kernels = MetalKernels(lambda **_: None, checks_file=tmp_path / "cache" / "kernels.json")
     load_tiny(tmp_path, CONFIG, Format.Q4_1, kernels)
     assert dict(kernels.replaced) == {"embed": "wrong"}
@@ -121,7 +136,7 @@ def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, monkeypatch):
 
 def test_verify_shows_what_was_replaced(quick_metal, tmp_path, monkeypatch):
     """A model whose embedding kernel does not work, through the engine."""
-    monkeypatch.setattr(check, "check", lambda *_: {"embed": "differs"})
+    monkeypatch.setattr(check, "check", lambda *_: ({"embed": "differs"}, True))
     kernels = MetalKernels(quick_metal.metal_kernel, checks_file=tmp_path / "kernels.json")
     monkeypatch.setattr(model, "load_kernels", lambda *_: kernels)
     path = tmp_path / "tiny.gguf"

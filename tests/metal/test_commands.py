@@ -46,7 +46,7 @@ def test_the_table_of_verify(kernels, tmp_path, capsys, name):
 
 def test_verify_shows_each_kernel_that_was_replaced(kernels, tmp_path, capsys, monkeypatch):
     found = {"embed": "differs from the reference by 0.1", "best": "no Metal library"}
-    monkeypatch.setattr(check, "check", lambda *_: found)
+    monkeypatch.setattr(check, "check", lambda *_: (found, True))
     monkeypatch.setattr(kernels, "_checks_file", tmp_path / "kernels.json")
     path = tmp_path / "tiny.gguf"
     write_tiny_model(path, TinyConfig(), Format.Q4_1)
