@@ -6,14 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from llamay.formats import KVLayout, KVPrecision
+from llamay.errors import UnsupportedModelError
+from llamay.formats import Format, KVLayout, KVPrecision
 from llamay.mlx_kernels import Step
-from llamay.mlx_kernels.metal.kernels import Kernels
+from llamay.mlx_kernels.metal import MetalKernels
+from llamay.mlx_kernels.metal.kernels import MAX_GROUP, Kernels
 from llamay.mlx_kernels.metal.pages import PAGE_BITS, row_words
 from llamay.mlx_kernels.metal.schedule import RUN, spans
 from llamay.mlx_kernels.metal.step import rope_tables
 from llamay.mlx_kernels.program import Rope
 from llamay.mlx_kernels.reference import _decode, _encode
+from tests.model.running import load_tiny
+from tests.tiny_models import TinyConfig
 
 SCALE = 0.11
 
@@ -203,6 +207,8 @@ class Pages:
         (128, 1, 4, 64, KVPrecision.VQ8),
         (80, 1, 1, 48, KVPrecision.Q8),
         (256, 1, 2, 128, KVPrecision.Q8),
+        (128, 1, 24, 64, KVPrecision.F16),
+        (64, 1, MAX_GROUP, 16, KVPrecision.F32),
     ],
 )
 def test_attention_of_rows_alone_and_together(
@@ -218,6 +224,13 @@ def test_attention_of_rows_alone_and_together(
     assert np.abs(together - expected).max() < 2e-6 * np.abs(expected).max() * 10
     for rows in (slice(0, 1), slice(9, 10), slice(11, 12), slice(3, 9)):
         assert same_bits(pages.attend(metal, queries, contexts, positions, rows), together[rows])
+
+
+def test_more_query_heads_than_threadgroup_memory_holds_are_refused(tmp_path):
+    config = TinyConfig(heads=MAX_GROUP + 1, kv_heads=1)
+    kernels = MetalKernels(lambda **_: None)
+    with pytest.raises(UnsupportedModelError, match="found 32; use --device cpu"):
+        load_tiny(tmp_path, config, Format.Q4_1, kernels)
 
 
 def test_branches_of_one_prefix_share_a_pass_and_change_no_bit(metal):

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from llamay.errors import UnsupportedModelError
 from llamay.formats import KVLayout
 from llamay.mlx_kernels import (
     CONTRACT_VERSION,
@@ -25,7 +26,7 @@ from llamay.mlx_kernels import (
 from llamay.mlx_kernels.metal import pages as page_memory
 from llamay.mlx_kernels.metal.ahead import StepAhead
 from llamay.mlx_kernels.metal.check import failures
-from llamay.mlx_kernels.metal.kernels import Kernels, MakeKernel
+from llamay.mlx_kernels.metal.kernels import MAX_GROUP, Kernels, MakeKernel
 from llamay.mlx_kernels.metal.runner import Runner, best_of
 from llamay.mlx_kernels.metal.stock import StockKernels
 from llamay.mlx_kernels.metal.weights import Weights
@@ -72,7 +73,12 @@ class MetalKernels:
         return "-without-".join([f"metal-v{CONTRACT_VERSION}", *sorted(self.replaced)])
 
     def prepare(self, program: Program) -> RunStep:
-        """See `KernelSet`. Raises UnsupportedModelError for weights without a Metal kernel."""
+        """See `KernelSet`. Raises UnsupportedModelError for a model without Metal kernels."""
+        if (group := program.num_heads // program.num_kv_heads) > MAX_GROUP:
+            raise UnsupportedModelError(
+                f"expected up to {MAX_GROUP} query heads for each head of keys and values, found "
+                f"{group}; use --device cpu"
+            )
         weights = Weights(program)
         if self._checks_file is not None:
             self._check(program, weights, self._checks_file)

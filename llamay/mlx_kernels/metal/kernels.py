@@ -58,7 +58,9 @@ KINDS = {"f4": 4, "f2": 2, "i1": 1}  # of a stored vector, as msl/kv.metal numbe
 SIMDGROUPS = 4  # of a threadgroup in products
 OUTPUTS = 4  # of a simdgroup in products
 BEST_THREADS = 1024  # of a threadgroup of `best`
-KEY_CHUNK = 64  # head dimensions of a tile of keys in threadgroup memory
+KEY_CHUNK = 64  # most head dimensions of a tile of keys in threadgroup memory
+MAX_GROUP = 31  # query heads of a kv head; the weights of more leave no room for keys there
+THREADGROUP_BYTES = 32 * 1024  # of memory, on every GPU
 
 
 def kernel_source(name: str) -> str:
@@ -186,6 +188,7 @@ class Kernels:
         heads = queries.shape[1] // head_dim
         group = heads // layout.kv_heads
         simdgroups = min(8, span.tile * group)
+        pairs = -(-span.tile * group // simdgroups)
         counts = (pages.shape[1], row_words(layout), layout.page_tokens, span.runs, span.start)
         inputs = [queries, positions, items, pages, scalar(scale), sizes(*counts), *slabs]
         inputs += [self._no_slab] * (MAX_CHUNKS - len(slabs))
@@ -197,9 +200,9 @@ class Kernels:
                 "HEAD_DIM": head_dim,
                 "GROUP": group,
                 "ROWS": span.tile,
-                "PAIRS": -(-span.tile * group // simdgroups),
+                "PAIRS": pairs,
                 "SIMDGROUPS": simdgroups,
-                "CHUNK": min(KEY_CHUNK, head_dim),
+                "CHUNK": _key_chunk(head_dim, simdgroups * pairs),
                 **_kinds(layout),
             },
             (32 * simdgroups * layout.kv_heads, items.shape[0], 1),
@@ -287,6 +290,15 @@ class Kernels:
             output_dtypes=list(dtypes),
         )
         return outputs
+
+
+def _key_chunk(head_dim: int, pairs: int) -> int:
+    """Head dimensions of a tile of keys that fit beside the weights of so many rows' heads.
+
+    Even, so that lines, which are one longer, begin in different banks.
+    """
+    room = THREADGROUP_BYTES // (32 * 4) - pairs  # floats for each of the tile's 32 positions
+    return min(KEY_CHUNK, head_dim, (room - 1) // 2 * 2)
 
 
 def _kinds(layout: KVLayout) -> Template:
