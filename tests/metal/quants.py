@@ -30,4 +30,5 @@ def recorded_matrix(
 ) -> tuple[Matrix, NDArray[np.float32]]:
     """A matrix of recorded blocks, and its values [rows, columns]."""
     data, values = recorded_bytes(format, rows, columns, seed)
-    return Matrix(mx.array(np.frombuffer(data, np.uint8)), format, rows, columns), values
+    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1)
+    return Matrix(mx.array(blocks), format, rows, columns), values

@@ -4,9 +4,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from llamay.formats import Format
+from llamay.formats import Format, Tensor
 from llamay.mlx_kernels.metal.kernels import Kernels
-from llamay.mlx_kernels.metal.weights import Matrix
+from llamay.mlx_kernels.metal.weights import Matrix, Weights
+from llamay.mlx_kernels.program import Embed, Program, Rope
 from tests.metal.quants import recorded_matrix
 
 FORMATS = list(Format)
@@ -149,8 +150,7 @@ def test_gates_of_any_size_stay_finite(metal):
     ones = np.zeros((len(gates), 16), np.float32)
     ones[:, 0] = 1
     gate, up = (
-        Matrix(mx.array(w.view(np.uint8).reshape(-1)), Format.F32, len(gates), 16)
-        for w in (weights, ones)
+        Matrix(mx.array(w.view(np.uint8)), Format.F32, len(gates), 16) for w in (weights, ones)
     )
     x = np.zeros((1, 16), np.float32)
     x[0, 0] = 1
@@ -177,3 +177,10 @@ def test_logits(metal):
         n @ values.T.astype(np.float64),
         np.abs(n) @ np.abs(values).T,
     )
+
+
+def test_no_dimension_of_a_matrix_counts_all_its_bytes():
+    """MLX refuses dimensions from 2^31 on; large embeddings of 16-bit floats have more bytes."""
+    tensor = Tensor("table", Format.F16, (5, 32), bytes(5 * 64))
+    program = Program(32, 1, 1, 32, 5, 1.0, Rope((1.0,), False), (Embed(tensor),))
+    assert Weights(program).matrix(tensor).data.shape == (5, 64)

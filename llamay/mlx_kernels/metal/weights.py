@@ -15,7 +15,10 @@ UNIT = 16  # columns of a row of weights that a lane takes at once
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """data: [rows * bytes of a row] uint8, blocks as they lie in the file."""
+    """data: [rows, bytes of a row] uint8, blocks as they lie in the file.
+
+    Of two dimensions, as MLX counts each in 32 bits, and a matrix may have more bytes.
+    """
 
     data: mx.array
     format: Format
@@ -59,8 +62,8 @@ def _matrix(tensor: Tensor) -> Matrix:
             f"tensor {tensor.name!r}: expected rows of a multiple of {UNIT} weights, found "
             f"{tensor.columns}; use --device cpu"
         )
-    data = mx.array(np.frombuffer(tensor.data, dtype=np.uint8))
-    return Matrix(data, tensor.format, tensor.rows, tensor.columns)
+    data = np.frombuffer(tensor.data, dtype=np.uint8).reshape(tensor.rows, -1)
+    return Matrix(mx.array(data), tensor.format, tensor.rows, tensor.columns)
 
 
 def _vector(tensor: Tensor) -> Float32Array:
