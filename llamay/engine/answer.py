@@ -76,14 +76,14 @@ class Answer:
         """
         self._draft = self._drafted(step_rows) if speculate else []
         tokens = [self._chosen[0], *self._draft]
-        return Rows(self.context, tokens, len(tokens), self.best_wanted)
+        return Rows(self.context, tokens, len(tokens), self.best_wanted, len(self._draft))
 
     def advance(self, found: StepLogits) -> list[Event]:
-        """Takes the logits of a step's rows; the context then ends at what is kept of it.
+        """Takes the logits of a step's rows, and commits what was right of its draft.
 
         Raises ContextBusyError if the step continued something else than the answer.
         """
-        start = self.context.length - len(found.logits)
+        start = self.context.length - 1
         if start != len(self._history):
             raise ContextBusyError(
                 f"the branch was changed while it was continued: it held {start} tokens, and its "
@@ -101,7 +101,8 @@ class Answer:
             self.drafted += len(self._draft)
             self.accepted += right
             self._lookup.judge(len(self._draft), right, len(self._history))
-        self.context.truncate(start + len(logprobs))
+            self.context.commit(self._draft[:right])
+            self.context.truncate(self.context.length)  # gives back what the rest was to have
         ids = tuple(self._ids[first:])
         return [TextDelta(self.index, ids, tuple(logprobs), "".join(text)), *self._ending()]
 

@@ -365,7 +365,7 @@ def _advance(parts: Sequence[_Part], found: StepLogits) -> dict[Generation, list
         own = found.rows(row, row + part.rows.logits)
         row += part.rows.logits
         context = part.rows.context
-        before = context.length - len(part.rows.tokens)
+        before = context.length - len(part.rows.certain)
         try:
             events = part.advance(own)
         except Exception as error:

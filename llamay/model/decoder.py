@@ -35,12 +35,19 @@ class Rows:
     tokens: appended to the context
     logits: how many of the last rows want logits
     best:   how many of the largest of each of these will be asked for, if a device can find them
+    draft:  how many of the last tokens stay reserved only, for whoever judges them to commit
     """
 
     context: Context
     tokens: Sequence[int]
     logits: int = 1
     best: int = 0
+    draft: int = 0
+
+    @property
+    def certain(self) -> Sequence[int]:
+        """The tokens without the draft."""
+        return self.tokens[: len(self.tokens) - self.draft]
 
 
 def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
@@ -154,7 +161,7 @@ class Decoder:
         return self.step(cache, batch, control).logits
 
     def step(self, cache: Cache, batch: Sequence[Rows], control: Control) -> StepLogits:
-        """Runs one step and commits its tokens.
+        """Runs one step and commits its tokens, those of a draft apart.
 
         Returns the logits of sum of rows.logits rows, in the order of the batch.
         Raises ValueError if a context is there twice or without tokens, ContextBusyError,
@@ -181,7 +188,7 @@ class Decoder:
                     context.truncate(context.length)
                 raise
             for rows in batch:
-                rows.context.commit(rows.tokens)
+                rows.context.commit(rows.certain)
         return found
 
     def last_logits(self, cache: Cache, context: Context) -> Float32Array:

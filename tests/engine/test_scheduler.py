@@ -236,6 +236,31 @@ def test_a_fork_of_a_running_answer_holds_committed_tokens_only(engine: Engine) 
         np.testing.assert_array_equal(found, again.context.logits)
 
 
+def test_a_branch_shows_nothing_of_a_draft_that_is_not_judged(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (prompt_ids(12) * 20)[:200]
+    branch = engine.prefill(ids)
+    seen = list[list[int]]()
+    real = Decoder.step
+
+    def step(*arguments: Any) -> Any:
+        found = real(*arguments)
+        seen.append(list(branch.tokens))
+        assert branch.length == len(seen[-1])
+        return found
+
+    monkeypatch.setattr(Decoder, "step", step)
+    list(engine.generate([branch], SamplingParams(temperature=0.5, max_tokens=300)))
+    whole = list(branch.tokens)
+    assert engine.counters.accepted_tokens > 0
+    assert engine.counters.drafted_tokens > engine.counters.accepted_tokens
+    assert len(whole) == 500
+    for tokens in seen:
+        assert tokens == whole[: len(tokens)]
+    engine.cache.check()
+
+
 def test_cancel_takes_effect_within_a_step(engine: Engine) -> None:
     listener = Listener()
     generation = engine.submit(Request([1, 2], (SamplingParams(max_tokens=9000),)), listener)
