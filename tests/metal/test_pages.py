@@ -91,6 +91,15 @@ def test_a_kept_graph_writes_in_place_and_gives_what_a_new_one_gives(tmp_path):
     assert np.array_equal(results[0][1], results[1][1])
 
 
+def test_a_chunk_takes_no_memory_that_was_freed_before(monkeypatch):
+    """On Metal that may be larger than what is written in place."""
+    calls, evaluate = [], mx.eval
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append("clear_cache"))
+    monkeypatch.setattr(mx, "eval", lambda *arrays: calls.append("eval") or evaluate(*arrays))
+    pages.Chunk(KVLayout(2, 1, 16, 16), 1, 1)
+    assert calls == ["clear_cache", "eval"]
+
+
 def test_each_layer_is_written_before_anything_reads_it(decoder, monkeypatch):
     """On Metal, what a step has read cannot be written in place before the step is done."""
     written = []

@@ -7,7 +7,9 @@ that a kernel, which takes a fixed number of arrays, reaches all of them.
 Writing in place: MLX reuses the array that a scatter updates if nothing else refers to it, and on
 Metal everything that a command buffer reads is referred to until that has completed. So each layer
 has an array of its own, written once in a step before anything reads it, and a step ends with
-`mx.synchronize`, which waits for the completion handlers too.
+`mx.synchronize`, which waits for the completion handlers too. Nor may the memory be more than 16 KB
+larger than the array (`is_donatable` in mlx/backend/common/utils.h), which memory that was freed and
+is used again may be.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ class Chunk:
 
     def __init__(self, layout: KVLayout, slabs: int, pages_per_slab: int) -> None:
         shape = (slabs * pages_per_slab * layout.page_tokens, row_words(layout))
+        mx.clear_cache()  # so that the arrays' memory is new
         self.layers = [mx.zeros(shape, dtype=mx.uint32) for _ in range(layout.layers)]
         mx.eval(self.layers)
         self.slabs = slabs
