@@ -105,7 +105,8 @@ def _layer(spec: DecoderSpec, weights: Weights, layer: int) -> list[Operation]:
 def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | None:
     """The divisors of `rope_freqs.weight`, or None if the file has none.
 
-    Raises UnsupportedModelError if they are not float32, GGUFError if one is no positive number.
+    Raises UnsupportedModelError if they are not float32, GGUFError if one is below 1: angles would
+    pass the largest position, up to which `sincos` is exact.
     """
     tensor = weights.optional_vector("rope_freqs.weight", spec.rope_dim // 2)
     if tensor is None:
@@ -117,9 +118,9 @@ def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | Non
         )
     factors = [float(factor) for factor in np.frombuffer(tensor.data, dtype="<f4")]
     for factor in factors:
-        if not 0 < factor < math.inf:
+        if not 1 <= factor < math.inf:
             raise GGUFError(
-                f"tensor {tensor.name!r}: expected positive divisors of the rope frequencies, "
+                f"tensor {tensor.name!r}: expected divisors of the rope frequencies from 1, "
                 f"found {factor}; use a complete conversion of the model"
             )
     return factors

@@ -28,6 +28,7 @@ ARCHITECTURES = {
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 
 HEAD_DIM_MULTIPLE = 16  # the kernels' lanes
+MAX_HEAD_DIM = 1024  # what their buffers hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,10 @@ def _check(file: GGUFFile, spec: DecoderSpec) -> None:
             f"{file.path}: expected {spec.num_heads} heads to be a multiple of the KV heads, "
             f"found {spec.num_kv_heads}; use a complete conversion of the model"
         )
-    if spec.head_dim % HEAD_DIM_MULTIPLE:
+    if spec.head_dim % HEAD_DIM_MULTIPLE or spec.head_dim > MAX_HEAD_DIM:
         raise UnsupportedModelError(
             f"{file.path}: head size {spec.head_dim} is not supported, "
-            f"only multiples of {HEAD_DIM_MULTIPLE}"
+            f"only multiples of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}"
         )
     if spec.rope_dim % 2 or spec.rope_dim > spec.head_dim:
         raise GGUFError(

@@ -96,6 +96,7 @@ def test_rows_that_fill_no_group_are_packed_whole(format, rows):
         (2, -16, 32),
         (2, 2**31, 32),
         (2, 16, 2**40),
+        (0, 2**31 - 1, 2**31 - 1),
     ],
 )
 def test_matrices_that_cannot_be_packed_raise(arguments):

@@ -180,6 +180,7 @@ def test_wrong_steps_raise_and_leave_the_program_usable(changes):
         ("scalar", HIDDEN, 2**20, 2**20, 2**20, VOCAB, False),
         ("scalar", HIDDEN, HEADS, KV_HEADS, -16, VOCAB, False),
         ("scalar", HIDDEN, HEADS, KV_HEADS, HEAD_DIM, 0, False),
+        ("scalar", 2**31 - 1, HEADS, KV_HEADS, HEAD_DIM, VOCAB, False),
     ],
 )
 def test_wrong_shapes_raise(shape):
@@ -231,6 +232,19 @@ def test_wrong_operations_raise_and_are_not_added(method, given):
     step = arguments()
     assert run(program, step)
     assert step.control[1] == 6
+
+
+def test_operations_that_are_refused_hold_nothing_and_fill_nothing():
+    program = complete(new_program())
+    gate = matrix(FFN, HIDDEN)
+    for _ in range(200):
+        with pytest.raises(ValueError, match="is needed"):
+            program.add_feed_forward(NORM, 1e-5, gate, gate, gate)
+    program.add_attention(0)
+    gate[3].append(0)  # raises while somebody holds the buffer
+    step = arguments()
+    assert run(program, step)
+    assert step.control[1] == 7
 
 
 def test_an_operation_wider_than_those_that_ran_before_finds_room():

@@ -110,8 +110,14 @@ def test_a_rope_factor_that_stretches_nothing_is_refused(tmp_path, kind, factor)
     assert "llama.rope.scaling.factor" in message
 
 
-@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf"), -1.0])
-def test_rope_divisors_that_are_no_positive_numbers_are_refused(tmp_path, factor):
+def test_heads_larger_than_the_kernels_hold_are_refused(tmp_path):
+    config = TinyConfig(head_dim=1040)
+    message = refusal(UnsupportedModelError, tmp_path, tiny_metadata(config), tiny_tensors(config))
+    assert "head size 1040" in message
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-12, 0.99, float("nan"), float("inf"), -1.0])
+def test_rope_divisors_below_one_are_refused(tmp_path, factor):
     config = TinyConfig(rope="llama3")
     tensors = tiny_tensors(config)
     divisors = np.ones(config.head_dim // 2, np.float32)

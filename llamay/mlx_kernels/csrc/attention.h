@@ -29,7 +29,7 @@ typedef struct {
 int plan_attention(AttentionPlan *plan, const ModelShape *shape, const Step *step);
 void plan_free(AttentionPlan *plan);
 
-/* Floats of `partials` that attend_step needs: [rows][heads][max_runs][2 + head_dim] when split, else 0. */
+/* Floats of `partials` that attend_step needs: [rows][heads][max_runs][PARTIAL_VALUES + head_dim] when split, else 0. */
 int64_t partial_floats(const AttentionPlan *plan, const ModelShape *shape, const Step *step);
 
 /* Floats of `workspace` per worker. */

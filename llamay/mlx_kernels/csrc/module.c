@@ -39,7 +39,7 @@ int matrix_ok(int format, long long rows, long long columns, const Py_buffer *da
         return 0;
     }
     int span = packing((WeightFormat)format).span;
-    if (rows < 1 || columns < 1 || rows > INT32_MAX || columns > INT32_MAX || (span && columns % span)) {
+    if (rows < 1 || columns < 1 || rows > INT32_MAX || columns > MAX_ROW || (span && columns % span)) {
         PyErr_Format(PyExc_ValueError, "a matrix of %lld rows by %lld columns cannot be packed", rows, columns);
         return 0;
     }
@@ -317,9 +317,9 @@ static PyMethodDef functions[] = {
     {"matmul", matmul, METH_VARARGS, "matmul(kernel_set, type_id, rows, columns, packed, planes, x, out)"},
     {"page_bytes", page_bytes_function, METH_VARARGS, "page_bytes(layout) -> bytes of a page"},
     {"export_rows", export_rows_function, METH_VARARGS,
-     "export_rows(pool, layout, slabs, pages_per_slab, pages, start, rows): fills rows from pages"},
+     "export_rows(layout, slabs, pages_per_slab, pages, start, rows): fills rows from pages"},
     {"import_rows", import_rows_function, METH_VARARGS,
-     "import_rows(pool, layout, slabs, pages_per_slab, pages, start, rows): writes rows to pages"},
+     "import_rows(layout, slabs, pages_per_slab, pages, start, rows): writes rows to pages"},
     {"convert_rows", convert_rows_function, METH_VARARGS, "convert_rows(from_layout, to_layout, source, target)"},
     {"rope_frequencies", rope_frequencies, METH_VARARGS, "rope_frequencies(dim, base) -> [base ** (-2 i / dim)]"},
     {"log", logarithm, METH_VARARGS, "log(x): the same bits on every machine"},

@@ -11,6 +11,8 @@
 #include "kv_page.h"
 #include "pool.h"
 
+enum { MAX_ROW = 1 << 24 }; /* far above any model's rows; within it, no count of bytes overflows */
+
 typedef struct {
     PyTypeObject *pool_type;
 } ModuleState;

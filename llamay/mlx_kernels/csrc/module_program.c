@@ -6,13 +6,12 @@
 
 #include "program.h"
 
-/* Bounds on sizes, far above any model's, within which no count overflows. */
-enum { MAX_LAYERS = 1 << 12, MAX_ROW = 1 << 24 };
+enum { MAX_LAYERS = 1 << 12 };
 
 typedef struct {
     PyObject_HEAD
     Program program;
-    int capacity, num_buffers;
+    int capacity, num_buffers, kept_buffers; /* kept: of complete operations */
     Py_buffer *buffers; /* packed weights, held for the life of the program */
     double *rope_inverse;
     atomic_flag running;
@@ -32,11 +31,11 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     shape.attention_scale = scale;
     const KernelSet *kernels = find_kernels(name);
     int ok = kernels != NULL;
-    if (ok && (shape.hidden < 1 || shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.vocab < 1 ||
+    if (ok && (shape.hidden < 1 || shape.hidden > MAX_ROW || shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.vocab < 1 ||
                shape.num_heads % shape.num_kv_heads || shape.head_dim < LANES || shape.head_dim % LANES ||
                shape.head_dim > MAX_HEAD_DIM || (int64_t)shape.num_heads * shape.head_dim > MAX_ROW ||
                shape.rope_dim > shape.head_dim)) {
-        PyErr_SetString(PyExc_ValueError, "head counts, head size or rope size out of range");
+        PyErr_SetString(PyExc_ValueError, "row size, head counts, head size or rope size out of range");
         ok = 0;
     }
     ProgramObject *self = ok ? (ProgramObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
@@ -67,7 +66,9 @@ static void program_free(PyObject *object) {
     free_object(object);
 }
 
-/* Makes room for one operation and its buffers; forgets what was sized for the operations before. */
+/* Makes room for one operation and its buffers; forgets what was sized for the operations before, and what an
+ * operation that was refused has left.
+ */
 static Operation *next_operation(ProgramObject *self, OperationKind kind) {
     const int buffers_each = 1 + 2 * MAX_PARTS;
     if (atomic_flag_test_and_set(&self->running)) {
@@ -77,6 +78,7 @@ static Operation *next_operation(ProgramObject *self, OperationKind kind) {
     atomic_flag_clear(&self->running); /* the GIL keeps it from being run while it is added to */
     scratch_free(self->program.scratch);
     self->program.scratch = NULL;
+    while (self->num_buffers > self->kept_buffers) PyBuffer_Release(self->buffers + --self->num_buffers);
     if (self->program.num_operations == self->capacity) {
         int capacity = 2 * self->capacity + 16;
         Operation *operations = realloc(self->program.operations, (size_t)capacity * sizeof *operations);
@@ -142,6 +144,7 @@ static int layer_ok(int layer) {
 
 static PyObject *publish(ProgramObject *self) {
     self->program.num_operations++;
+    self->kept_buffers = self->num_buffers;
     Py_RETURN_NONE;
 }
 

@@ -18,7 +18,7 @@ typedef struct { float32x4_t part[4]; } vf;
 typedef struct { int32x4_t part[4]; } vi;
 typedef struct { int8x16_t part[4]; } vq;
 
-#define EACH_PART for (int i = 0; i < 4; i++)
+#define EACH_PART UNROLL for (int i = 0; i < 4; i++) /* or clang keeps parts in memory and indexes them */
 #define PARTWISE(type, expression) type r; EACH_PART r.part[i] = (expression); return r
 
 INLINE vf v_load(const float *p) { PARTWISE(vf, vld1q_f32(p + 4 * i)); }
