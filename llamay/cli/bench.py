@@ -27,7 +27,7 @@ def command(
     from llamay.bench import BenchOptions, run_bench
 
     plan = BenchOptions(prompt, gen, forks, _sizes(batch), reps)
-    engine = options.load()
+    engine = options.load(identified=True)
     if prompt + gen > engine.context_size:
         raise UsageError(
             f"prompt and gen: expected up to {engine.context_size} tokens together, "

@@ -46,7 +46,7 @@ def build(
 ) -> None:
     """Read a text and save the context."""
     text, key = prompt_text(prompt, file), read_key(context_key)
-    engine = options.load()
+    engine = options.load(identified=True)
     ids = engine.model.encode_prompt(text)
     start = time.perf_counter()
     branch = read_prompt(engine, ids)
@@ -74,7 +74,7 @@ def fork(
     options: ModelOptions,
 ) -> None:
     """Restore a context and fork it."""
-    engine = options.load()
+    engine = options.load(identified=True)
     branch = _restore(engine, source, context_key)
     before, pages = engine.cache.live_pages, len(branch.context.page_ids)
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def resume(
     options: ModelOptions,
 ) -> None:
     """Continue from a file, reading more text first if there is any; nothing is read again."""
-    engine = options.load()
+    engine = options.load(identified=True)
     start = time.perf_counter()
     branch = _restore(engine, source, context_key)
     restored = branch.length

@@ -54,10 +54,16 @@ class ModelOptions:
 
         return self.model or DEFAULT_MODEL
 
-    def load(self) -> "Engine":
-        """Opens the model, with a bar on the terminal if something is fetched."""
+    def load(self, *, identified: bool = False) -> "Engine":
+        """Opens the model, with a bar on the terminal if something is fetched or hashed.
+
+        identified: whether contexts are saved or restored, which its file is hashed for
+        """
         with progress_bar() as progress:
-            return self.load_as(self.name, progress)
+            engine = self.load_as(self.name, progress)
+            if identified:
+                engine.model.identity(progress)
+            return engine
 
     def load_as(self, name: str, progress: "Progress") -> "Engine":
         """Opens another model by these flags."""

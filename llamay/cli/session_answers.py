@@ -78,14 +78,14 @@ def open_session(
     key = read_key(key_file)
     catalog = Catalog(data_dir())
     if name not in {entry.name for entry in catalog.entries()}:
-        engine = options.load()
+        engine = options.load(identified=True)
         created = Session.create(
             data_dir(), engine, name, settings=settings, key=key, model=options.name
         )
         return created, Settings()
     chosen = options.model
     made_with = catalog.read(name, key).tree.info.model
-    engine = replace(options, model=chosen or made_with).load()
+    engine = replace(options, model=chosen or made_with).load(identified=True)
     session = Session.open(data_dir(), name, engine, key)
     if session.read_only:
         weights = engine.model.identity().weights_sha256

@@ -18,7 +18,7 @@ def command(ctx: click.Context, tokens: int, as_json: bool, options: ModelOption
     """
     from llamay.verify import run_checks
 
-    engine = options.load()
+    engine = options.load(identified=True)
     checks = []
     for check in run_checks(engine, tokens):
         checks.append(check)

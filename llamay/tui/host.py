@@ -136,11 +136,14 @@ class EngineHost:
         if self._engine is not None and name == self.model:
             return self._engine
         told(f"opening {name}")
-        engine = self._load(name, lambda label, done, total: told(_progress(label, done, total)))
+
+        def progress(label: str, done: int, total: int | None) -> None:
+            told(_progress(label, done, total))
+
+        engine = self._load(name, progress)
         self.close()
         self._engine, self.model = engine, name
-        told("checking the model's weights; the first time this takes a while")
-        self._remember(engine.model.identity().weights_sha256, name)
+        self._remember(engine.model.identity(progress).weights_sha256, name)
         return engine
 
     def _models_used(self) -> dict[str, str]:

@@ -2,7 +2,8 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from llamay import cli
 from llamay.engine import Engine
 from llamay.formats import KVPrecision
-from llamay.hub import weights_digest
+from llamay.hub import Progress, weights_digest
 from llamay.kv.snapshot import read_snapshot, write_segment, write_snapshot
 from tests.gguf_writer import write_gguf
 from tests.kv.row_kernels import as_version_2
@@ -104,6 +105,42 @@ def damaged_copy(path: Path, offset: int) -> Path:
 
 
 # The way of a context.
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ctx", "build", "-p", "text", "-o", "{new}"),
+        ("ctx", "fork", "-i", "{file}"),
+        ("ctx", "resume", "-i", "{file}", "--max-tokens", "1"),
+        ("generate", "--session", "new", "-p", "text", "--max-tokens", "1"),
+    ],
+)
+def test_the_model_is_hashed_while_it_is_opened(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    file: Path,
+    tmp_path: Path,
+    command: tuple[str, ...],
+) -> None:
+    """With a bar, and not in the time that a restore is said to take."""
+    told: list[tuple[str, int, int | None]] = []
+    shown = list[bool]()
+
+    @contextmanager
+    def bar() -> Iterator[Progress]:
+        yield lambda label, done, total: told.append((label, done, total))
+        shown.append(bool(told))
+
+    monkeypatch.setattr("llamay.cli.options.progress_bar", bar)
+    os.utime(model)  # so that it is hashed again
+    arguments = [argument.format(file=file, new=tmp_path / "new") for argument in command]
+    code, _, said = run(*arguments, "-m", model)
+    assert code == 0, said
+    assert shown == [True]
+    size = model.stat().st_size
+    assert told == [("hashing tiny.gguf", size, size)]
 
 
 def test_build_show_fork_and_resume(run_json: RunJson, model: Path, tmp_path: Path) -> None:

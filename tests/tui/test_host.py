@@ -45,6 +45,17 @@ def hosted(
         host.close()
 
 
+def test_hashing_the_model_is_told_as_it_proceeds(tmp_path: Path, models: list[str]) -> None:
+    host = EngineHost(tmp_path, load, model=models[0])
+    said: list[str] = []
+    session = host.open(None, None, said.append)
+    session.close()
+    host.close()
+    assert said[0] == f"opening {models[0]}"
+    assert said[-1].startswith("hashing one.gguf: ")
+    assert " of " in said[-1]
+
+
 def test_the_first_start_makes_a_session_and_the_next_one_opens_it(hosted):
     _, first = hosted()
     assert first.tree.effective(0).temperature == 0.0
