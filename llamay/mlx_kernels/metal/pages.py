@@ -8,7 +8,7 @@ Writing in place: MLX reuses the array that a scatter updates if nothing else re
 Metal everything that a command buffer reads is referred to until that has completed. So each layer
 has an array of its own, written once in a step before anything reads it, and a step ends with
 `mx.synchronize`, which waits for the completion handlers too. Nor may the memory be more than 16 KB
-larger than the array (`is_donatable` in mlx/backend/common/utils.h), which memory that is used again
+larger than the array (`is_donatable` in mlx/backend/common/utils.h), as memory that is used again
 may be.
 """
 
