@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -85,6 +86,9 @@ class Worker:
         while not self._inbox.empty():
             if (message := self._inbox.get()) is not None:
                 message[0].set_exception(error)
+        # What MLX keeps for this thread, such as compiled graphs, must go before the thread does.
+        if mlx := sys.modules.get("mlx.core"):
+            mlx.clear_streams()
 
     def _serve(self) -> bool:
         """Runs what was asked; waits for that if there are no steps to run. False to stop."""

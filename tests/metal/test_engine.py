@@ -1,7 +1,9 @@
 """Answers of an engine on the kernels: where a token's choice is left to them, nothing changes."""
 
+import threading
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -70,6 +72,17 @@ def test_tokens_are_those_that_the_host_chooses_and_the_batch_changes_no_bit(
     for (ids, logprobs), (host_ids, host_logprobs) in zip(together, on_host, strict=True):
         assert ids == host_ids
         np.testing.assert_allclose(logprobs, host_logprobs, atol=1e-6)
+
+
+def test_the_engine_s_thread_clears_what_mlx_keeps_for_it(empty_home, tmp_path, monkeypatch):
+    """MLX 0.32 may crash when a thread ends that has not."""
+    path, threads = tmp_path / "tiny.gguf", []
+    write_tiny_model(path, TinyConfig(), Format.Q4_1)
+    monkeypatch.setattr(mx, "clear_streams", lambda: threads.append(threading.current_thread()))
+    with Engine.load(str(path), context_size=256) as engine:
+        own = engine.call(threading.current_thread)
+        assert threads == []
+    assert threads == [own]
 
 
 def test_logits_that_are_not_finite_end_a_step_whether_or_not_rows_are_read(quick_metal, tmp_path):
