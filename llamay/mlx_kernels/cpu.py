@@ -45,8 +45,7 @@ from llamay.mlx_kernels.program import (
 )
 
 ALIGNMENT = 64
-LANES = 16  # rows that are packed together
-ROWS_AT_ONCE = 1024  # of a matrix, packed by one thread: a multiple of the lanes
+ROWS_AT_ONCE = 1024  # of a matrix, packed by one thread: a multiple of the 16 packed together
 
 Matrix = tuple[int, int, int, memoryview]
 
@@ -243,23 +242,12 @@ def _packed_weights(
 
 
 def _kept_weights(layout: _Layout, key: str, threads: int, folder: PackedFolder) -> memoryview:
-    """What the folder has, if it is what would be packed; else packed now, and kept."""
-    weights = folder.load(key, layout.size)
-    if weights is None or not all(
-        _begins_alike(layout, weights, tensor) for tensor in layout.tensors.values()
-    ):
+    """What the folder has; else packed now, and kept."""
+    weights = folder.load(key, layout.size, threads)
+    if weights is None:
         weights = _pack_all(layout, threads)
         folder.keep(key, weights)
     return weights
-
-
-def _begins_alike(layout: _Layout, weights: memoryview, tensor: Tensor) -> bool:
-    """Whether a matrix's first rows are the ones packed: a file's date and size can mislead."""
-    rows = min(LANES, tensor.rows)
-    packed = bytearray(_packed_bytes(tensor, rows))
-    _pack(tensor, 0, rows, packed)
-    _release(tensor.data)  # more of it than was read may have been mapped
-    return packed == layout.rows(weights, tensor, 0, rows)
 
 
 def _pack_all(layout: _Layout, threads: int) -> memoryview:
@@ -269,7 +257,11 @@ def _pack_all(layout: _Layout, threads: int) -> memoryview:
     def pack(job: tuple[Tensor, int]) -> None:
         tensor, first = job
         rows = min(ROWS_AT_ONCE, tensor.rows - first)
-        _release(_pack(tensor, first, rows, layout.rows(weights, tensor, first, rows)))
+        row_bytes = tensor.format.row_bytes(tensor.columns)
+        source = tensor.data[first * row_bytes : (first + rows) * row_bytes]
+        target = layout.rows(weights, tensor, first, rows)
+        _cpu.pack(tensor.format.type_id, rows, tensor.columns, source, target)
+        _release(source)
 
     jobs = [
         (tensor, first)
@@ -279,14 +271,6 @@ def _pack_all(layout: _Layout, threads: int) -> memoryview:
     with ThreadPoolExecutor(threads) as executor:
         list(executor.map(pack, jobs))
     return weights.toreadonly()
-
-
-def _pack(tensor: Tensor, first: int, rows: int, out: bytearray | memoryview) -> memoryview:
-    """Packs some rows; returns what it has read of the tensor's data."""
-    row_bytes = tensor.format.row_bytes(tensor.columns)
-    source = tensor.data[first * row_bytes : (first + rows) * row_bytes]
-    _cpu.pack(tensor.format.type_id, rows, tensor.columns, source, out)
-    return source
 
 
 def _packed_bytes(tensor: Tensor, rows: int) -> int:

@@ -7,10 +7,11 @@ A file holds the weights of one program, for the program's source (see `Program`
     40    8    bytes of the whole file, little-endian
     48    ...  zeros
     4096  ...  the matrices as csrc/pack.c writes them, each from a multiple of 64 on
+    ...   16   XXH3 of 128 bits over each 16 MiB of the matrices; the last may be shorter
 
 A file gets its name when it is complete and on the disk, and is never changed after, only removed;
-whoever has mapped it keeps it. All of this is a cache: whatever goes wrong, weights are packed
-again, and the answers are the same.
+whoever has mapped it keeps it. All digests are verified whenever a file is mapped. All of this is a
+cache: whatever goes wrong, weights are packed again, and the answers are the same.
 """
 
 import fcntl
@@ -20,17 +21,21 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from llamay.formats import Tensor
 
-VERSION = 1  # of what csrc/pack.c writes, and of the file
+VERSION = 2  # of what csrc/pack.c writes, and of the file
 MAGIC = b"llamaypk"
 HEADER_BYTES = 4096
-WRITE_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20  # that are written, and have a digest, together
+DIGEST_BYTES = 16
 SUFFIX, TEMPORARY = ".packed", ".tmp"
 
 
@@ -54,25 +59,24 @@ class PackedFolder:
 
     def takes(self, size: int) -> bool:
         """Whether weights of this size are kept here."""
-        return self.min_bytes <= size <= self.max_bytes - HEADER_BYTES
+        return size >= self.min_bytes and _file_bytes(size) <= self.max_bytes
 
-    def load(self, key: str, size: int) -> memoryview | None:
-        """The weights of that key, mapped read-only, or None if they are not here complete."""
+    def load(self, key: str, size: int, threads: int) -> memoryview | None:
+        """The weights of that key, mapped read-only, or None if they are not here unharmed.
+
+        A damaged file is removed. threads: how many may verify
+        """
         path = self._path(key)
-        try:
+        with suppress(OSError):
             with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size != HEADER_BYTES + size:
-                    return None
-                if file.read(HEADER_BYTES) != _header(key, size):
-                    return None
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            with suppress(OSError):
-                os.utime(path)  # the time of use, by which files are removed
-        except OSError:
-            return None
-        if hasattr(mmap, "MADV_WILLNEED"):
-            mapped.madvise(mmap.MADV_WILLNEED)
-        return memoryview(mapped)[HEADER_BYTES:]
+                if os.fstat(file.fileno()).st_size == _file_bytes(size):
+                    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                    if _is_whole(mapped, key, size, threads):
+                        with suppress(OSError):
+                            os.utime(path)  # the time of use, by which files are removed
+                        return mapped[HEADER_BYTES : HEADER_BYTES + size]
+            path.unlink()
+        return None
 
     def keep(self, key: str, weights: memoryview) -> threading.Thread:
         """Starts writing weights, which must not change; a thread that no exit waits for."""
@@ -86,7 +90,7 @@ class PackedFolder:
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Half of what is free stays free.
-            if shutil.disk_usage(self.folder).free < 2 * (HEADER_BYTES + weights.nbytes):
+            if shutil.disk_usage(self.folder).free < 2 * _file_bytes(weights.nbytes):
                 return
             temporary = self._path(key).with_suffix(TEMPORARY)
             descriptor = _locked(temporary)
@@ -122,9 +126,38 @@ class PackedFolder:
                 path.unlink(missing_ok=True)
 
 
+def _file_bytes(size: int) -> int:
+    """Bytes of a file with so many bytes of weights."""
+    return HEADER_BYTES + size + -(-size // CHUNK_BYTES) * DIGEST_BYTES
+
+
 def _header(key: str, size: int) -> bytes:
-    total = (HEADER_BYTES + size).to_bytes(8, "little")
+    total = _file_bytes(size).to_bytes(8, "little")
     return (MAGIC + bytes.fromhex(key) + total).ljust(HEADER_BYTES, b"\0")
+
+
+def _chunks(weights: memoryview) -> Iterator[memoryview]:
+    for start in range(0, weights.nbytes, CHUNK_BYTES):
+        yield weights[start : start + CHUNK_BYTES]
+
+
+def _file_parts(key: str, weights: memoryview) -> Iterator[bytes | memoryview]:
+    """What a file holds, in order."""
+    yield _header(key, weights.nbytes)
+    digests = []
+    for chunk in _chunks(weights):
+        digests.append(xxhash.xxh3_128_digest(chunk))
+        yield chunk
+    yield b"".join(digests)
+
+
+def _is_whole(mapped: memoryview, key: str, size: int, threads: int) -> bool:
+    """Whether a file of the right size holds what was written to it."""
+    if mapped[:HEADER_BYTES] != _header(key, size):
+        return False
+    weights, digests = mapped[HEADER_BYTES:][:size], mapped[HEADER_BYTES + size :]
+    with ThreadPoolExecutor(threads) as executor:
+        return b"".join(executor.map(xxhash.xxh3_128_digest, _chunks(weights))) == digests
 
 
 def _locked(path: Path) -> int | None:
@@ -143,11 +176,10 @@ def _locked(path: Path) -> int | None:
 
 def _write(descriptor: int, key: str, weights: memoryview) -> None:
     os.ftruncate(descriptor, 0)
-    for part in (memoryview(_header(key, weights.nbytes)), weights):
-        for start in range(0, part.nbytes, WRITE_BYTES):
-            left = part[start : start + WRITE_BYTES]
-            while left:
-                left = left[os.write(descriptor, left) :]
+    for part in _file_parts(key, weights):
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)
     if hasattr(fcntl, "F_FULLFSYNC"):
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)

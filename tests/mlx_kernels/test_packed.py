@@ -27,10 +27,10 @@ from tests.tiny_models import TinyConfig, random_integers, write_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IDS = tokens(20, seed=1)
-LANES = 16
+CHUNK, DIGEST_BYTES = 16 << 20, 16
 # SHA-256 of every format's packed bytes. Where these change, files kept before must not be read:
 # they need another version.
-LAYOUTS = {1: "ff16055b263862b5d453ab8af908fcc408070e942e363583de243180208af63d"}
+LAYOUTS = {2: "ff16055b263862b5d453ab8af908fcc408070e942e363583de243180208af63d"}
 
 
 @pytest.fixture
@@ -71,12 +71,8 @@ def spoiled(tensor, spoil):
     return memoryview(data.tobytes())
 
 
-def later_rows(data):
-    data[LANES:] = data[:1]
-
-
-def first_row(data):
-    data[0] = data[5]
+def other_weights(data):
+    data[:] = data[::-1]
 
 
 def kept(folder):
@@ -84,20 +80,13 @@ def kept(folder):
 
 
 def test_the_second_start_maps_what_the_first_one_packed(model, folder):
-    """Whatever the model's file holds beyond what is compared is not read again."""
+    """The weights in the model's file are not read again."""
     first = logits(model, folder)
     assert same_bits(first, logits(model, None))
     (path,) = kept(folder)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert same_bits(logits(model, folder, later_rows), first)
-    assert not same_bits(logits(model, None, later_rows), first)
-
-
-def test_another_model_under_the_same_date_and_size_is_noticed(model, folder):
-    logits(model, folder)
-    found = logits(model, folder, first_row)
-    assert same_bits(found, logits(model, None, first_row))
-    assert same_bits(logits(model, folder, first_row), found)
+    assert same_bits(logits(model, folder, other_weights), first)
+    assert not same_bits(logits(model, None, other_weights), first)
 
 
 def test_a_changed_file_is_packed_anew(model, folder):
@@ -110,10 +99,26 @@ def test_a_changed_file_is_packed_anew(model, folder):
     assert len(kept(folder)) == 2
 
 
-def change_byte(offset):
+def test_another_file_under_the_same_name_date_and_size_is_packed_anew(model, folder, tmp_path):
+    logits(model, folder)
+    stat = model.stat()
+    other = tmp_path / "other.gguf"
+    write_tiny_model(other, TinyConfig(seed=2), Format.Q4_1)
+    assert other.stat().st_size == stat.st_size
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(model)
+    assert same_bits(logits(model, folder), logits(model, None))
+    assert len(kept(folder)) == 2
+
+
+def flip(offset, count=1):
+    """Changes bytes from an offset on, which is counted from the end if it is negative."""
+
     def change(path):
         data = bytearray(path.read_bytes())
-        data[offset] ^= 1
+        offset_from_start = offset % len(data)
+        for i in range(offset_from_start, offset_from_start + count):
+            data[i] ^= 1
         path.write_bytes(data)
 
     return change
@@ -132,10 +137,15 @@ DAMAGES = {
     "cut": cut,
     "too long": append,
     "empty": lambda path: os.truncate(path, 0),
-    "magic": change_byte(0),
-    "key": change_byte(39),
-    "size": change_byte(40),
-    "first weights": change_byte(HEADER_BYTES + 70),
+    "magic": flip(0),
+    "key": flip(39),
+    "size": flip(40),
+    "zeros after the size": flip(HEADER_BYTES - 1),
+    "first weights": flip(HEADER_BYTES),
+    "a weight": flip(-3000),
+    "64 bytes": flip(-3000, 64),
+    "last weights": flip(-DIGEST_BYTES - 1),
+    "digest": flip(-1),
     "gone": Path.unlink,
 }
 
@@ -150,7 +160,20 @@ def test_a_file_that_is_not_whole_is_replaced(model, folder, damage):
     assert kept(folder) == [path]
     assert path.read_bytes() == whole
     damage(path)
-    assert same_bits(logits(model, folder, later_rows), logits(model, None, later_rows))
+    assert same_bits(logits(model, folder, other_weights), logits(model, None, other_weights))
+
+
+def test_every_chunk_is_verified(folder):
+    weights = content(1, 2 * CHUNK + 1000)
+    for offset in (0, CHUNK - 1, CHUNK, 2 * CHUNK, weights.nbytes - 1):
+        folder.keep(key(1), weights).join()
+        assert folder.load(key(1), weights.nbytes, 2) == weights
+        (path,) = kept(folder)
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES + offset)
+            file.write(bytes([weights[offset] ^ 1]))
+        assert folder.load(key(1), weights.nbytes, 2) is None
+        assert kept(folder) == [], "what is damaged is removed"
 
 
 @pytest.mark.parametrize("obstacle", ["directory", "file for folder", "link to nothing"])
@@ -184,7 +207,7 @@ def test_without_room_on_the_disk_nothing_is_kept(model, folder):
 
 
 def test_half_of_what_is_free_stays_free(model, folder, monkeypatch):
-    usage = type("Usage", (), {"free": 2 * HEADER_BYTES + 100_000})
+    usage = type("Usage", (), {"free": 2 * (HEADER_BYTES + 50_000 + DIGEST_BYTES)})
     monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: usage)
     weights = memoryview(bytes(50_001))
     folder.keep("ab" * 32, weights).join()
@@ -196,9 +219,13 @@ def test_half_of_what_is_free_stays_free(model, folder, monkeypatch):
 def test_models_below_and_above_what_is_worth_it_are_not_kept(model, folder):
     logits(model, folder)
     (path,) = kept(folder)
-    size = path.stat().st_size - HEADER_BYTES
+    size = path.stat().st_size
+    packed_bytes = size - HEADER_BYTES - DIGEST_BYTES
     path.unlink()
-    for other in (replace(folder, min_bytes=size + 1), replace(folder, max_bytes=size)):
+    for other in (
+        replace(folder, min_bytes=packed_bytes + 1),
+        replace(folder, max_bytes=size - 1),
+    ):
         logits(model, other)
         assert kept(folder) == []
     logits(model, PackedFolder(folder.folder))
@@ -222,20 +249,20 @@ def content(number, size=100_000):
 
 
 def test_beyond_the_limit_the_least_recently_used_go(folder):
-    room_for_two = replace(folder, max_bytes=2 * (100_000 + HEADER_BYTES))
+    room_for_two = replace(folder, max_bytes=2 * (HEADER_BYTES + 100_000 + DIGEST_BYTES))
     for number in (1, 2):
         room_for_two.keep(key(number), content(number)).join()
         time.sleep(0.02)  # longer than the file system's clock ticks
-    assert room_for_two.load(key(1), 100_000) == content(1)
-    mapped = room_for_two.load(key(1), 100_000)
+    assert room_for_two.load(key(1), 100_000, 1) == content(1)
+    mapped = room_for_two.load(key(1), 100_000, 1)
     time.sleep(0.02)
     room_for_two.keep(key(3), content(3)).join()
-    assert room_for_two.load(key(2), 100_000) is None
+    assert room_for_two.load(key(2), 100_000, 1) is None
     time.sleep(0.02)
-    room_for_two.load(key(3), 100_000)
+    room_for_two.load(key(3), 100_000, 1)
     time.sleep(0.02)
     room_for_two.keep(key(4), content(4)).join()
-    found = [room_for_two.load(key(number), 100_000) for number in (1, 2, 3, 4)]
+    found = [room_for_two.load(key(number), 100_000, 1) for number in (1, 2, 3, 4)]
     assert found == [None, None, content(3), content(4)]
     assert mapped == content(1), "whoever has mapped a file keeps it"
 
@@ -273,12 +300,12 @@ def test_processes_that_write_at_once_or_are_killed_leave_whole_files(folder):
             process.stdout.close()
         assert started[0].returncode == 0
         for number in (1, 2):
-            found = folder.load(key(number), 30_000_000)
+            found = folder.load(key(number), 30_000_000, 1)
             assert found is None or found == content(number, 30_000_000)
-        assert folder.load(key(1), 30_000_000) is not None or started[1].returncode != 0
+        assert folder.load(key(1), 30_000_000, 1) is not None or started[1].returncode != 0
     folder.keep(key(3), content(3)).join()
     assert {path.suffix for path in kept(folder)} == {packed.SUFFIX}
-    assert folder.load(key(3), 100_000) == content(3)
+    assert folder.load(key(3), 100_000, 1) == content(3)
 
 
 def test_a_file_that_has_its_name_is_never_written_to(folder, monkeypatch):
@@ -296,7 +323,7 @@ def test_a_file_that_has_its_name_is_never_written_to(folder, monkeypatch):
 
     monkeypatch.setattr(packed.fcntl, "flock", rename_and_lock)
     folder.keep(key(1), content(2)).join()
-    assert folder.load(key(1), 100_000) == content(1)
+    assert folder.load(key(1), 100_000, 1) == content(1)
 
 
 def test_keys_tell_programs_apart():
