@@ -1,6 +1,5 @@
 """A model ready to run: its decoder, its tokenizer, and what they were read from."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from llamay.hub.progress import silent
 from llamay.kv import Cache
 from llamay.kv.snapshot import Identity
 from llamay.mlx_kernels import KernelSet, load_kernels, numerics_id
+from llamay.mlx_kernels.machine import usable_memory
 from llamay.model.decoder import Decoder
 from llamay.tokenizer import Tokenizer
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from llamay.tokenizer.chat import ChatTemplate
 
 MAX_PAGE_TOKENS = 1024
-
-
-def machine_memory() -> int:
-    """Bytes of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(eq=False, slots=True)
@@ -168,5 +163,5 @@ class Model:
             self.decoder.kernels,
             layout,
             numerics=numerics_id(self.decoder.kernels, layout),
-            budget_bytes=machine_memory() // 2 if budget_bytes is None else budget_bytes,
+            budget_bytes=usable_memory() // 2 if budget_bytes is None else budget_bytes,
         )

@@ -30,6 +30,7 @@ from llamay.mlx_kernels import (
     c_layout,
     check_rows,
 )
+from llamay.mlx_kernels.machine import usable_cores
 from llamay.mlx_kernels.memory import anonymous_memory
 from llamay.mlx_kernels.packed import PackedFolder, packed_key
 from llamay.mlx_kernels.program import (
@@ -67,13 +68,6 @@ def kernel_set_name() -> str:
     return forced or names[0]
 
 
-def available_threads() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
-
-
 class CpuKernels:
     """Implements `KernelSet`; exact. Several may exist, each with its own threads."""
 
@@ -93,7 +87,7 @@ class CpuKernels:
         """
         self.kernel_set = kernel_set or kernel_set_name()
         self._packed = packed
-        self._pool = _cpu.Pool(threads or available_threads())
+        self._pool = _cpu.Pool(threads or usable_cores())
 
     @property
     def name(self) -> str:

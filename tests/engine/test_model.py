@@ -7,6 +7,7 @@ import pytest
 
 from llamay.engine import Engine
 from llamay.errors import HubError
+from llamay.mlx_kernels import machine
 from llamay.mlx_kernels.reference import ReferenceKernels
 from tests.engine.running import prompt_ids
 from tests.scripted_model import byte_ids, write_endless_model, write_scripted_model
@@ -76,3 +77,16 @@ def test_other_kernels_take_no_other_file(path: Path) -> None:
     write_scripted_model(path, byte_ids(b"ab"))
     with pytest.raises(HubError, match=REPLACED):
         model.decoder_on(ReferenceKernels())
+
+
+def test_half_of_a_containers_memory_is_for_contexts(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = tmp_path / "sys" / "fs" / "cgroup"
+    groups.mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/\n")
+    (groups / "memory.max").write_text(f"{100 << 20}\n")
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    store = Engine.load(str(path), threads=1).cache.store
+    assert (50 << 20) - store.page_bytes < store.max_pages * store.page_bytes <= 50 << 20

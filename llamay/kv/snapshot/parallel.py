@@ -1,6 +1,5 @@
 """Chunks shared out among threads: each reads or writes, digests and moves the rows of its own."""
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ import numpy as np
 
 from llamay.kv.context import Context
 from llamay.mlx_kernels import ByteArray
+from llamay.mlx_kernels.machine import usable_cores
 from llamay.mlx_kernels.memory import HUGE_PAGE, anonymous_memory
 
 MAX_THREADS = 4  # which memory, that bounds it all, does not feed more of
@@ -16,7 +16,7 @@ MAX_THREADS = 4  # which memory, that bounds it all, does not feed more of
 
 def cores() -> int:
     """How many threads are worth while for reading and verifying."""
-    return min(MAX_THREADS, os.cpu_count() or 1)
+    return min(MAX_THREADS, usable_cores())
 
 
 def row_threads(context: Context) -> int:
