@@ -14,6 +14,7 @@ whoever has mapped it keeps it. All digests are verified whenever a file is mapp
 cache: whatever goes wrong, weights are packed again, and the answers are the same.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -89,31 +90,37 @@ class PackedFolder:
     def _store(self, key: str, weights: memoryview) -> None:
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Half of what is free stays free.
-            if shutil.disk_usage(self.folder).free < 2 * _file_bytes(weights.nbytes):
-                return
             temporary = self._path(key).with_suffix(TEMPORARY)
             descriptor = _locked(temporary)
             if descriptor is None:
                 return  # another process is writing the same
             try:
-                with suppress(OSError):
-                    _write(descriptor, key, weights)
-                    temporary.rename(self._path(key))
+                self._remove_abandoned()
+                # Half of what is free stays free.
+                if shutil.disk_usage(self.folder).free < 2 * _file_bytes(weights.nbytes):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(descriptor, key, weights)
+                temporary.rename(self._path(key))
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                return
             finally:
                 os.close(descriptor)
-            self._tidy(self._path(key))
+            self._remove_unused(self._path(key))
 
     def _path(self, key: str) -> Path:
         return self.folder / (key + SUFFIX)
 
-    def _tidy(self, newest: Path) -> None:
-        """Removes temporaries that nobody writes any more, and files beyond `max_bytes`."""
+    def _remove_abandoned(self) -> None:
+        """Removes temporaries that nobody writes any more."""
         for temporary in self.folder.glob("*" + TEMPORARY):
             descriptor = _locked(temporary)
             if descriptor is not None:
                 temporary.unlink(missing_ok=True)
                 os.close(descriptor)
+
+    def _remove_unused(self, newest: Path) -> None:
+        """Removes what was used least recently, beyond `max_bytes`."""
         found = []
         for path in self.folder.glob("*" + SUFFIX):
             with suppress(FileNotFoundError):

@@ -216,6 +216,23 @@ def test_half_of_what_is_free_stays_free(model, folder, monkeypatch):
     assert len(kept(folder)) == 1
 
 
+def test_what_others_left_unfinished_makes_room(folder, monkeypatch):
+    """It is removed first, also where there is no room even then."""
+    file_bytes = HEADER_BYTES + 50_000 + DIGEST_BYTES
+    abandoned = folder.folder / f"{key(1)}.tmp"
+
+    def usage(path):
+        found = sum(path.stat().st_size for path in kept(folder))
+        return type("Usage", (), {"free": 2 * file_bytes - found})
+
+    monkeypatch.setattr(packed.shutil, "disk_usage", usage)
+    for size, suffixes in ((50_001, []), (50_000, [packed.SUFFIX])):
+        folder.folder.mkdir(parents=True, exist_ok=True)
+        abandoned.write_bytes(bytes(10_000))
+        folder.keep(key(2), content(2, size)).join()
+        assert [path.suffix for path in kept(folder)] == suffixes
+
+
 def test_models_below_and_above_what_is_worth_it_are_not_kept(model, folder):
     logits(model, folder)
     (path,) = kept(folder)
