@@ -10,7 +10,8 @@ A file holds the weights of one program, for the program's source (see `Program`
     ...   16   XXH3 of 128 bits over each 16 MiB of the matrices; the last may be shorter
 
 A file gets its name when it is complete and on the disk, and is never changed after, only removed;
-whoever has mapped it keeps it. All digests are verified whenever a file is mapped. All of this is a
+whoever has mapped it keeps it. All digests are verified whenever a file is mapped. What a process
+could not finish before it ended, the next one that packs the same continues. All of this is a
 cache: whatever goes wrong, weights are packed again, and the answers are the same.
 """
 
@@ -96,8 +97,9 @@ class PackedFolder:
                 return  # another process is writing the same
             try:
                 self._remove_abandoned()
-                # Half of what is free stays free.
-                if shutil.disk_usage(self.folder).free < 2 * _file_bytes(weights.nbytes):
+                # Half of what is free stays free, the same if a part is written already.
+                free = shutil.disk_usage(self.folder).free + os.fstat(descriptor).st_size
+                if free < 2 * _file_bytes(weights.nbytes):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 _write(descriptor, key, weights)
                 temporary.rename(self._path(key))
@@ -182,9 +184,11 @@ def _locked(path: Path) -> int | None:
 
 
 def _write(descriptor: int, key: str, weights: memoryview) -> None:
-    os.ftruncate(descriptor, 0)
+    """Writes what is not there yet: the same weights are packed to the same bytes by all."""
+    done = os.lseek(descriptor, 0, os.SEEK_END)
     for part in _file_parts(key, weights):
-        left = memoryview(part)
+        left = memoryview(part)[done:]
+        done = max(0, done - len(part))
         while left:
             left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)

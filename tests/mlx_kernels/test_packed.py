@@ -176,6 +176,35 @@ def test_every_chunk_is_verified(folder):
         assert kept(folder) == [], "what is damaged is removed"
 
 
+def test_what_is_there_of_a_file_is_not_written_again(folder, monkeypatch):
+    """A process that ends, however it does, leaves the beginning of a file."""
+    weights = content(1, CHUNK + 1000)
+    folder.keep(key(1), weights).join()
+    (path,) = kept(folder)
+    whole = path.read_bytes()
+    written, write = [], os.write
+    monkeypatch.setattr(packed.os, "write", lambda *a: written.append(write(*a)) or written[-1])
+    ends = (0, 1, HEADER_BYTES, HEADER_BYTES + 5, HEADER_BYTES + CHUNK, len(whole) - 1, len(whole))
+    for end in ends:
+        path.unlink()
+        path.with_suffix(".tmp").write_bytes(whole[:end])
+        written.clear()
+        folder.keep(key(1), weights).join()
+        assert kept(folder) == [path]
+        assert path.read_bytes() == whole
+        assert sum(written) == len(whole) - end
+
+
+def test_a_beginning_that_a_power_cut_has_harmed_is_noticed(folder):
+    weights = content(1)
+    folder.folder.mkdir(parents=True)
+    (folder.folder / f"{key(1)}.tmp").write_bytes(bytes(50_000))
+    folder.keep(key(1), weights).join()
+    assert folder.load(key(1), weights.nbytes, 1) is None
+    folder.keep(key(1), weights).join()
+    assert folder.load(key(1), weights.nbytes, 1) == weights
+
+
 @pytest.mark.parametrize("obstacle", ["directory", "file for folder", "link to nothing"])
 def test_what_cannot_be_written_is_done_without(model, folder, obstacle):
     first = logits(model, folder)
