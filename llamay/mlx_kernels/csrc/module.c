@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "fixed_math.h"
-#include "program.h"
+#include "products.h"
 #include "sample.h"
 
 PyObject *fail(PyObject *type, const char *message) {

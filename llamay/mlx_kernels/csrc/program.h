@@ -64,9 +64,6 @@ static inline uint8_t *page_at(const Step *step, int64_t row, int64_t position) 
     return step->pages[step->contexts[row] * step->max_pages + position / step->layout.page_tokens];
 }
 
-/* out[n][rows] = x[n][columns] . weights; one thread. 0, or -1 without memory. */
-int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const float *x, int64_t n, float *out);
-
 StepResult program_run(Program *program, Pool *pool, const Step *step);
 void scratch_free(Scratch *scratch);
 
