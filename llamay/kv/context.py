@@ -55,7 +55,8 @@ class Context:
     @property
     def tokens(self) -> Sequence[int]:
         """The committed tokens, a copy."""
-        return self._tokens[: self._length]
+        with self._lock:  # a commit may change both
+            return self._tokens[: self._length]
 
     @property
     def page_ids(self) -> Sequence[int]:
