@@ -1,6 +1,7 @@
 """What the workers of `scripts/bench_peers` share: their flags and the lines they exchange.
 
 A worker opens the model and says hello, then answers each request on a line with a line of figures.
+It ends when stdin does and what it keeps for later starts is written.
 Needs the standard library only, because each worker runs in its own environment.
 """
 
@@ -42,6 +43,7 @@ def serve(
 ) -> None:
     """Says hello, then answers the requests on stdin until it ends.
 
+    program: its name and whatever else tells what was measured
     open_s: seconds from the call that opens the model to its return
     decode: of {"prompt", "branches", "steps"}, prefill_s and decode_s; the fork is in neither
     state:  of {"prompt", "forks", "path"}, for a context that holds the prompt: fork_s of one fork,

@@ -7,6 +7,7 @@ from bench_protocol import Answer, Request, serve, worker_args
 from llamay.engine import Branch, Engine
 from llamay.formats import KVPrecision
 from llamay.mlx_kernels import Control
+from llamay.mlx_kernels.cpu import CpuKernels
 from llamay.model.decoder import Rows
 
 
@@ -71,13 +72,19 @@ def main() -> None:
     )
     open_s = time.perf_counter() - start
     decoder = engine.model.decoder
+    kernels = decoder.kernels
+    weights = ""
+    if isinstance(kernels, CpuKernels):
+        weights = ", mapped weights" if kernels.weights_mapped else ", weights packed at the start"
     serve(
-        f"llamay ({decoder.kernels.name})",
+        f"llamay ({kernels.name}{weights})",
         decoder.vocab_size,
         open_s,
         decode=lambda request: decode(engine, request),
         state=lambda request: state(engine, request),
     )
+    if isinstance(kernels, CpuKernels) and kernels.weights_writer is not None:
+        kernels.weights_writer.join()  # so that the next worker finds what this one has packed
 
 
 if __name__ == "__main__":

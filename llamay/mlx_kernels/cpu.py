@@ -6,6 +6,7 @@ MLX operation ever takes a slab.
 
 import os
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any, assert_never
 
 import numpy as np
@@ -28,7 +29,7 @@ from llamay.mlx_kernels import (
     c_layout,
     check_rows,
 )
-from llamay.mlx_kernels.cpu_weights import Matrix, packed_weights
+from llamay.mlx_kernels.cpu_weights import Matrix, load_weights
 from llamay.mlx_kernels.machine import usable_cores
 from llamay.mlx_kernels.memory import anonymous_memory
 from llamay.mlx_kernels.packed import PackedFolder
@@ -62,7 +63,11 @@ def kernel_set_name() -> str:
 
 
 class CpuKernels:
-    """Implements `KernelSet`; exact. Several may exist, each with its own threads."""
+    """Implements `KernelSet`; exact. Several may exist, each with its own threads.
+
+    weights_mapped: whether the weights prepared last were packed by an earlier start
+    weights_writer: the thread that keeps them for later ones, which no exit waits for, or None
+    """
 
     exact = True
     replaced = NONE_REPLACED
@@ -79,6 +84,8 @@ class CpuKernels:
         packed: where packed weights are kept for the next start; None keeps none
         """
         self.kernel_set = kernel_set or kernel_set_name()
+        self.weights_mapped = False
+        self.weights_writer: Thread | None = None
         self._packed = packed
         self._pool = _cpu.Pool(threads or usable_cores())
 
@@ -104,7 +111,8 @@ class CpuKernels:
 
     def prepare(self, program: Program) -> RunStep:
         """See `KernelSet`. Raises UnsupportedModelError for a norm or bias that is not float32."""
-        packed = packed_weights(program, self.threads, self._packed)
+        weights = load_weights(program, self.threads, self._packed)
+        self.weights_mapped, self.weights_writer = weights.mapped, weights.writer
         compiled = _cpu.Program(
             self.kernel_set,
             program.hidden,
@@ -118,7 +126,7 @@ class CpuKernels:
             program.attention_scale,
         )
         for operation in program.operations:
-            _add_operation(compiled, packed, operation)
+            _add_operation(compiled, weights.matrices, operation)
 
         def run(step: Step, slabs: Slabs, control: Control) -> StepLogits | None:
             logits = np.empty((len(step.logit_rows), program.vocab_size), dtype=np.float32)

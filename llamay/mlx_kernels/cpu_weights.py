@@ -2,6 +2,8 @@
 
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Thread
 
 import numpy as np
 
@@ -17,17 +19,33 @@ ROWS_AT_ONCE = 1024  # of a matrix, packed by one thread: a multiple of the 16 p
 Matrix = tuple[int, int, int, memoryview]  # as the C code takes it: format, rows, columns, packed
 
 
-def packed_weights(
-    program: Program, threads: int, folder: PackedFolder | None
-) -> dict[int, Matrix]:
-    """The program's matrices by their tensors' ids, packed here or by an earlier start."""
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A program's matrices.
+
+    matrices: by their tensors' ids
+    mapped:   whether an earlier start packed them
+    writer:   keeps them for later starts; None if nobody does
+    """
+
+    matrices: dict[int, Matrix]
+    mapped: bool
+    writer: Thread | None
+
+
+def load_weights(program: Program, threads: int, folder: PackedFolder | None) -> Weights:
+    """The program's matrices, from the folder or packed now, and then kept there."""
     layout = _Layout(program)
     tensors = list(layout.tensors.values())
-    if folder is not None and program.source and folder.takes(layout.size):
-        weights = _kept_weights(layout, packed_key(program.source, tensors), threads, folder)
-    else:
-        weights = _pack_all(layout, threads)
-    return {id(tensor): layout.matrix(weights, tensor) for tensor in tensors}
+    key = packed_key(program.source, tensors)
+    if folder is not None and not (program.source and folder.takes(layout.size)):
+        folder = None
+    packed = folder.load(key, layout.size, threads) if folder else None
+    mapped, writer = packed is not None, None
+    if packed is None:
+        packed = _pack_all(layout, threads)
+        writer = folder.keep(key, packed) if folder else None
+    return Weights({id(t): layout.matrix(packed, t) for t in tensors}, mapped, writer)
 
 
 class _Layout:
@@ -50,15 +68,6 @@ class _Layout:
         """As the C code takes it."""
         packed = self.rows(weights, tensor, 0, tensor.rows)
         return tensor.format.type_id, tensor.rows, tensor.columns, packed
-
-
-def _kept_weights(layout: _Layout, key: str, threads: int, folder: PackedFolder) -> memoryview:
-    """What the folder has; else packed now, and kept."""
-    weights = folder.load(key, layout.size, threads)
-    if weights is None:
-        weights = _pack_all(layout, threads)
-        folder.keep(key, weights)
-    return weights
 
 
 def _pack_all(layout: _Layout, threads: int) -> memoryview:

@@ -7,7 +7,6 @@ import random
 import resource
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +44,6 @@ def folder(tmp_path):
     return PackedFolder(tmp_path / "cache" / "packed", min_bytes=1)
 
 
-def wait_for_writers():
-    for thread in threading.enumerate():
-        if thread.name == "packed weights":
-            thread.join(30)
-
-
 def logits(model, folder, spoil=None):
     """Of the model; spoil: changes each matrix's bytes [rows, row_bytes] once it is opened."""
     with open_gguf(model) as file:
@@ -60,8 +53,10 @@ def logits(model, folder, spoil=None):
                 for name, tensor in file.tensors.items()
             }
             file = GGUFFile(file.paths, dict(file.metadata), tensors, (), file.source)
-        found = plain(Decoder(file, CpuKernels(2, packed=folder)), IDS)
-    wait_for_writers()
+        kernels = CpuKernels(2, packed=folder)
+        found = plain(Decoder(file, kernels), IDS)
+    if kernels.weights_writer is not None:
+        kernels.weights_writer.join(30)
     return found
 
 
@@ -87,6 +82,17 @@ def test_the_second_start_maps_what_the_first_one_packed(model, folder):
     assert path.stat().st_mode & 0o777 == 0o600
     assert same_bits(logits(model, folder, other_weights), first)
     assert not same_bits(logits(model, None, other_weights), first)
+
+
+def test_kernels_tell_whether_weights_were_packed_by_an_earlier_start(model, folder):
+    for mapped in (False, True):
+        kernels = CpuKernels(1, packed=folder)
+        with open_gguf(model) as file:
+            Decoder(file, kernels)
+        assert kernels.weights_mapped == mapped
+        assert (kernels.weights_writer is None) == mapped
+        if kernels.weights_writer is not None:
+            kernels.weights_writer.join()
 
 
 def test_a_changed_file_is_packed_anew(model, folder):
@@ -281,8 +287,9 @@ def test_models_below_and_above_what_is_worth_it_are_not_kept(model, folder):
 def test_weights_without_a_source_are_not_kept(model, folder):
     with open_gguf(model) as file:
         nameless = GGUFFile(file.paths, dict(file.metadata), file.tensors, ())
-        plain(Decoder(nameless, CpuKernels(1, packed=folder)), IDS)
-    wait_for_writers()
+        kernels = CpuKernels(1, packed=folder)
+        plain(Decoder(nameless, kernels), IDS)
+    assert (kernels.weights_mapped, kernels.weights_writer) == (False, None)
     assert not folder.folder.exists()
 
 
