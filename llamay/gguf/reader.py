@@ -62,8 +62,8 @@ class GGUFFile:
     def get(self, key: str, kind: type[Any], default: Any = REQUIRED) -> Any:
         """The value of `key`, which must be of `kind`; `default`, if given, when it is absent.
 
-        kind: int, float (an integer is converted), bool, str, list (an array of strings) or
-              np.ndarray (an array of numbers or bools)
+        kind: int, float (an integer is converted), bool, str, list (an array of strings or of
+              arrays) or np.ndarray (an array of numbers or bools)
         Raises GGUFError if the value is of another kind, or absent and no default is given.
         """
         return _typed(self.path, self.metadata, key, kind, default)
@@ -225,7 +225,7 @@ _KIND_NAMES = {
     int: "an integer",
     float: "a float",
     str: "a string",
-    list: "an array of strings",
+    list: "a list",
     np.ndarray: "an array of numbers",
 }
 

@@ -209,6 +209,7 @@ class TestGet:
             "text": "a",
             "texts": ["a"],
             "numbers": np.array([1], np.int64),
+            "arrays": [["a"]],
             "zero": 0,
             "empty": [],
         }
@@ -225,6 +226,7 @@ class TestGet:
             ("text", str, "a"),
             ("texts", list, ["a"]),
             ("numbers", np.ndarray, np.array([1])),
+            ("arrays", list, [["a"]]),
             ("zero", int, 0),
             ("empty", list, []),
             ("int", float, 3.0),
@@ -243,8 +245,9 @@ class TestGet:
             ("float", int, "key 'float': expected an integer, found a float"),
             ("bool", float, "key 'bool': expected a float, found a bool"),
             ("numbers", int, "key 'numbers': expected an integer, found an array of numbers"),
-            ("texts", str, "key 'texts': expected a string, found an array of strings"),
-            ("numbers", list, "expected an array of strings, found an array of numbers"),
+            ("texts", str, "key 'texts': expected a string, found a list"),
+            ("arrays", str, "key 'arrays': expected a string, found a list"),
+            ("numbers", list, "expected a list, found an array of numbers"),
         ],
     )
     def test_refuses_another_kind_even_with_a_default(self, file, key, kind, words):
