@@ -86,7 +86,7 @@ _MODEL_FLAGS = (
     click.option(
         "--device", type=click.Choice(["auto", "metal", "cpu", "reference"]), default="auto"
     ),
-    click.option("--threads", type=click.IntRange(1, 1024), help="[the processor's cores]"),
+    click.option("--threads", type=click.IntRange(1, 1024), help="[the usable cores]"),
     click.option(
         "--kv",
         type=click.Choice([precision.value for precision in KVPrecision]),
@@ -99,7 +99,7 @@ _MODEL_FLAGS = (
     click.option(
         "--ctx-mem-budget",
         type=ByteCount(),
-        help="Most memory for keys and values [half of the machine's].",
+        help="Most memory for keys and values [half of what this process may use].",
     ),
 )
 

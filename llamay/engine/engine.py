@@ -77,7 +77,7 @@ class Engine:
     ) -> "Engine":
         """Opens a model by path or name; the default one is pulled if it is not here.
 
-        budget_bytes: most memory for keys and values; None takes half of the machine's
+        budget_bytes: most memory for keys and values; None takes half of what this process may use
         Raises HubError if it cannot be found, GGUFError or UnsupportedModelError if it cannot be
         run, UsageError for an option out of range.
         """

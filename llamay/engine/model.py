@@ -150,7 +150,7 @@ class Model:
     ) -> Cache:
         """An empty cache for this model's contexts.
 
-        budget_bytes: most memory for keys and values; None takes half of the machine's
+        budget_bytes: most memory for keys and values; None takes half of what this process may use
         Raises UsageError for a page size that the kernels do not take.
         """
         if page_tokens not in range(16, MAX_PAGE_TOKENS + 1, 16):
