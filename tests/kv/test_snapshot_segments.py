@@ -139,6 +139,22 @@ def test_branches_restored_one_after_the_other_share_their_pages(tmp_path: Path)
     cache.check()
 
 
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_branch_that_leaves_its_parent_within_a_chunk_keeps_its_own_rows(
+    tmp_path: Path, cut: int
+) -> None:
+    source, target = new_cache(2), new_cache(3)
+    branch = fill(source, TOKENS)
+    paths = [*write_chain(tmp_path, branch, [0, 13]), tmp_path / "branch"]
+    branch.truncate(cut)
+    append(source, branch, [40, 41, 42], salt=1)
+    write_segment(paths[1], IDENTITY, branch, cut, cut + 3, parent=paths[0].name)
+    context = target.new_context()
+    extend_from_segments(target, context, paths, IDENTITY, list(branch.tokens))
+    assert rows_of(target, context) == rows_of(source, branch)
+    target.check()
+
+
 def test_file_is_as_the_byte_table_says(tmp_path: Path) -> None:
     context = fill(new_cache(), TOKENS, logits=True)
     path = tmp_path / "x"
