@@ -160,24 +160,18 @@ class Engine:
         generation = Generation(Request((), tuple(params)), events.put, contexts)
         return self._events(generation, events)
 
-    def restore(
-        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = True
-    ) -> Branch:
+    def restore(self, path: Path | str, *, key: Key | None = None) -> Branch:
         """A branch that continues from a snapshot file; see `restored` for what it says of itself.
 
         Raises SnapshotError and its kinds, or BudgetError.
         """
-        return self.branch(self.restored(path, key=key, allow_legacy=allow_legacy).context)
+        return self.branch(self.restored(path, key=key).context)
 
-    def restored(
-        self, path: Path | str, *, key: Key | None = None, allow_legacy: bool = True
-    ) -> Restored:
+    def restored(self, path: Path | str, *, key: Key | None = None) -> Restored:
         """What a snapshot file holds, with its header and whether it continues exactly."""
 
         def read() -> Restored:
-            restored = read_snapshot(
-                self.cache, Path(path), identity, key=key, allow_legacy=allow_legacy
-            )
+            restored = read_snapshot(self.cache, Path(path), identity, key=key)
             self._scheduler.counters.restored_tokens += restored.context.length
             return restored
 
