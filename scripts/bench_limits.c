@@ -13,10 +13,12 @@
 #include "kernels.h"
 #include SIMD
 
-enum { STREAMS = 8, CHAINS = GROUPS_AT_ONCE * TILE_COLUMNS };
+/* Vectors of weights that share what is read of the activations: two where there are registers enough. */
+enum { WEIGHTS = TILE_COLUMNS == 12 ? 2 : 1 };
+enum { STREAMS = 8, CHAINS = WEIGHTS * TILE_COLUMNS };
 /* What it points to is unknown from here on: no round is left out, no two chains are made one. */
 #define FORGET(pointer) __asm__ volatile("" : "+r"(pointer) : : "memory")
-#define EACH_CHAIN UNROLL for (int c = 0; c < TILE_COLUMNS; c++) UNROLL for (int g = 0; g < GROUPS_AT_ONCE; g++)
+#define EACH_CHAIN UNROLL for (int c = 0; c < TILE_COLUMNS; c++) UNROLL for (int g = 0; g < WEIGHTS; g++)
 
 static volatile int32_t sink;
 
@@ -26,7 +28,7 @@ void read_bytes(const uint8_t *data, int64_t bytes) {
     memset(seen, 0, sizeof seen);
     for (int64_t at = 0; at < bytes; at += STREAMS * VECTOR) {
         for (int i = 0; i < STREAMS; i++) {
-            v_prefetch(data + at + i * VECTOR + 2048);
+            __builtin_prefetch(data + at + i * VECTOR + 2048);
             seen[i] = vq_or(seen[i], vq_load(data + at + i * VECTOR));
         }
     }
@@ -41,21 +43,21 @@ void read_bytes(const uint8_t *data, int64_t bytes) {
 /* 8-bit products; returns how many. */
 int64_t dot_products(int64_t rounds) {
     ActivationBlock activations[TILE_COLUMNS], *x = activations;
-    uint8_t codes[2 * GROUPS_AT_ONCE * VECTOR], *weights = codes;
+    uint8_t codes[2 * WEIGHTS * VECTOR], *weights = codes;
     memset(activations, 1, sizeof activations);
     memset(codes, 3, sizeof codes);
     FORGET(weights);
-    vi sum[GROUPS_AT_ONCE][TILE_COLUMNS];
-    vq first[GROUPS_AT_ONCE], second[GROUPS_AT_ONCE];
+    vi sum[WEIGHTS][TILE_COLUMNS];
+    vq first[WEIGHTS], second[WEIGHTS];
     EACH_CHAIN sum[g][c] = vi_set1(0);
-    UNROLL for (int g = 0; g < GROUPS_AT_ONCE; g++) {
+    UNROLL for (int g = 0; g < WEIGHTS; g++) {
         first[g] = vq_load(weights + 2 * g * VECTOR);
         second[g] = vq_load(weights + (2 * g + 1) * VECTOR);
     }
     for (int64_t r = 0; r < rounds; r++) {
         FORGET(x);
 #if defined(OWN_ADD_QUADS)
-        add_quads(0, GROUPS_AT_ONCE, TILE_COLUMNS, first, second, x, 0, sum);
+        add_quads(0, TILE_COLUMNS, first[0], second[0], x, 0, sum[0]);
 #else
         EACH_CHAIN sum[g][c] = v_dot4(sum[g][c], first[g], x[c].q);
         EACH_CHAIN sum[g][c] = v_dot4(sum[g][c], second[g], x[c].q + 4);
@@ -67,12 +69,12 @@ int64_t dot_products(int64_t rounds) {
 
 /* float32 products; returns how many. */
 int64_t float_products(int64_t rounds) {
-    float activations[TILE_COLUMNS], *x = activations, ones[GROUPS_AT_ONCE * LANES], *weights = ones;
+    float activations[TILE_COLUMNS], *x = activations, ones[WEIGHTS * LANES], *weights = ones;
     for (int c = 0; c < TILE_COLUMNS; c++) x[c] = 0x1p-20f;
-    for (int i = 0; i < GROUPS_AT_ONCE * LANES; i++) ones[i] = 1;
+    for (int i = 0; i < WEIGHTS * LANES; i++) ones[i] = 1;
     FORGET(weights);
-    vf acc[GROUPS_AT_ONCE][TILE_COLUMNS], w[GROUPS_AT_ONCE];
-    UNROLL for (int g = 0; g < GROUPS_AT_ONCE; g++) w[g] = v_load(weights + g * LANES);
+    vf acc[WEIGHTS][TILE_COLUMNS], w[WEIGHTS];
+    UNROLL for (int g = 0; g < WEIGHTS; g++) w[g] = v_load(weights + g * LANES);
     EACH_CHAIN acc[g][c] = v_set1(0.0f);
     for (int64_t r = 0; r < rounds; r++) {
         FORGET(x);

@@ -114,9 +114,11 @@ typedef struct {
     int layer;
     const float *queries;
     float *partials, *workspace, *out;
+    int64_t items; /* chunks of all KV heads */
+    int threads;
 } AttentionJob;
 
-static int query_row(const AttentionJob *job, const AttentionChunk *chunk, int query) {
+static int32_t query_row(const AttentionJob *job, const AttentionChunk *chunk, int query) {
     int group = job->program->shape.num_heads / job->program->shape.num_kv_heads;
     return chunk->rows[(chunk->first_query + query) / group];
 }
@@ -129,8 +131,33 @@ static int64_t query_head(const AttentionJob *job, const AttentionChunk *chunk, 
     return (int64_t)query_row(job, chunk, query) * shape->num_heads + head;
 }
 
-/* Attends one run with those queries of the chunk that see it; results[q] receives query q's partial. */
-static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int kv_head, int run, float *scores,
+/* A run of a chunk, for one KV head. */
+typedef struct {
+    const AttentionChunk *chunk;
+    int kv_head, run;
+} ChunkRun;
+
+static ChunkRun first_run(const AttentionJob *job, int64_t item) {
+    const AttentionChunk *chunk = job->plan->chunks + item % job->plan->num_chunks;
+    return (ChunkRun){chunk, (int)(item / job->plan->num_chunks), chunk->run == EVERY_RUN ? 0 : chunk->run};
+}
+
+/* Where the page has a group's elements, and its scales if it has any. */
+static const uint8_t *stored_group(const AttentionJob *job, const ChunkRun *at, int32_t row, int group, int part,
+                                   const float **scales) {
+    const PageLayout *layout = &job->step->layout;
+    int64_t position = (int64_t)at->run * RUN_TOKENS + group * LANES;
+    int offset = (int)(position % layout->page_tokens);
+    uint8_t *head = page_head(layout, page_at(job->step, row, position), job->layer, at->kv_head);
+    *scales = group_scales(layout, head, part, offset);
+    return group_elements(layout, head, part, offset);
+}
+
+/* Attends a run with those queries of the chunk that see it; results[q] receives query q's partial.
+ *
+ * next: what the thread is likely to attend then
+ */
+static void attend_run(const AttentionJob *job, const ChunkRun *at, const ChunkRun *next, float *scores,
                        float *const *results) {
     const ModelShape *shape = &job->program->shape;
     const Step *step = job->step;
@@ -141,10 +168,10 @@ static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int
                          .scores = scores};
     int32_t furthest = -1;
     int most = 0;
-    for (int q = 0; q < chunk->queries; q++) {
-        int row = query_row(job, chunk, q), visible = visible_in_run(step, row, run);
+    for (int q = 0; q < at->chunk->queries; q++) {
+        int32_t row = query_row(job, at->chunk, q), visible = visible_in_run(step, row, at->run);
         if (visible <= 0) continue;
-        task.queries[task.rows] = job->queries + query_head(job, chunk, kv_head, q) * shape->head_dim;
+        task.queries[task.rows] = job->queries + query_head(job, at->chunk, at->kv_head, q) * shape->head_dim;
         task.visible[task.rows] = visible;
         task.out[task.rows++] = results[q];
         if (visible > most) {
@@ -153,57 +180,60 @@ static void attend_run(const AttentionJob *job, const AttentionChunk *chunk, int
         }
     }
     for (int g = 0; g * LANES < most; g++) {
-        int64_t position = (int64_t)run * RUN_TOKENS + g * LANES;
-        int offset = (int)(position % step->layout.page_tokens);
-        uint8_t *head = page_head(&step->layout, page_at(step, furthest, position), job->layer, kv_head);
-        task.keys[g] = group_elements(&step->layout, head, KEYS, offset);
-        task.values[g] = group_elements(&step->layout, head, VALUES, offset);
-        task.key_scales[g] = group_scales(&step->layout, head, KEYS, offset);
-        task.value_scales[g] = group_scales(&step->layout, head, VALUES, offset);
+        task.keys[g] = stored_group(job, at, furthest, g, KEYS, &task.key_scales[g]);
+        task.values[g] = stored_group(job, at, furthest, g, VALUES, &task.value_scales[g]);
+    }
+    int32_t reader = query_row(job, next->chunk, 0);
+    for (int g = 0; g < NEAR_GROUPS; g++) {
+        const float *scales;
+        int there = g * LANES < visible_in_run(step, reader, next->run);
+        task.next[g] = there ? stored_group(job, next, reader, g, KEYS, &scales) : task.keys[0];
     }
     job->program->kernels->attend(&task);
 }
 
 /* All runs of a chunk, one after the other. */
-static void attend_every_run(const AttentionJob *job, const AttentionChunk *chunk, int kv_head, float *workspace) {
+static void attend_every_run(const AttentionJob *job, const ChunkRun *first, const ChunkRun *next, float *workspace) {
+    const AttentionChunk *chunk = first->chunk;
     const ModelShape *shape = &job->program->shape;
     int64_t size = partial_size(shape);
     float *scores = workspace, *states = scores + ATTENTION_ROWS * SCORE_STRIDE, *nexts = states + ATTENTION_ROWS * size;
-    float *state[ATTENTION_ROWS], *next[ATTENTION_ROWS];
+    float *state[ATTENTION_ROWS], *partial[ATTENTION_ROWS];
     int runs = 0;
     for (int q = 0; q < chunk->queries; q++) {
         state[q] = states + q * size;
-        next[q] = nexts + q * size;
+        partial[q] = nexts + q * size;
         int last = job->step->positions[query_row(job, chunk, q)] / RUN_TOKENS + 1;
         if (last > runs) runs = last;
     }
     for (int run = 0; run < runs; run++) {
-        attend_run(job, chunk, kv_head, run, scores, run == 0 ? state : next);
+        ChunkRun at = {chunk, first->kv_head, run}, after = {chunk, first->kv_head, run + 1};
+        attend_run(job, &at, run + 1 < runs ? &after : next, scores, run == 0 ? state : partial);
         for (int q = 0; run > 0 && q < chunk->queries; q++)
             if (visible_in_run(job->step, query_row(job, chunk, q), run) > 0)
-                job->program->kernels->merge(state[q], next[q], shape->head_dim);
+                job->program->kernels->merge(state[q], partial[q], shape->head_dim);
     }
     for (int q = 0; q < chunk->queries; q++)
         job->program->kernels->finish(state[q], shape->head_dim,
-                                      job->out + query_head(job, chunk, kv_head, q) * shape->head_dim);
+                                      job->out + query_head(job, chunk, first->kv_head, q) * shape->head_dim);
 }
 
-static void attend_one_run(const AttentionJob *job, const AttentionChunk *chunk, int kv_head, float *workspace) {
+static void attend_one_run(const AttentionJob *job, const ChunkRun *at, const ChunkRun *next, float *workspace) {
     float *results[ATTENTION_ROWS];
-    for (int q = 0; q < chunk->queries; q++)
-        results[q] = job->partials + (query_head(job, chunk, kv_head, q) * job->plan->max_runs + chunk->run) *
+    for (int q = 0; q < at->chunk->queries; q++)
+        results[q] = job->partials + (query_head(job, at->chunk, at->kv_head, q) * job->plan->max_runs + at->run) *
                                          partial_size(&job->program->shape);
-    attend_run(job, chunk, kv_head, chunk->run, workspace, results);
+    attend_run(job, at, next, workspace, results);
 }
 
 static void attend_chunks(void *argument, int64_t begin, int64_t end, int worker) {
     const AttentionJob *job = argument;
     float *workspace = job->workspace + worker * attention_workspace_floats(&job->program->shape);
     for (int64_t item = begin; item < end; item++) {
-        const AttentionChunk *chunk = job->plan->chunks + item % job->plan->num_chunks;
-        int kv_head = (int)(item / job->plan->num_chunks);
-        if (chunk->run == EVERY_RUN) attend_every_run(job, chunk, kv_head, workspace);
-        else attend_one_run(job, chunk, kv_head, workspace);
+        int64_t following = item + job->threads; /* in the meantime each thread takes an item */
+        ChunkRun at = first_run(job, item), next = first_run(job, following < job->items ? following : item);
+        if (at.chunk->run == EVERY_RUN) attend_every_run(job, &at, &next, workspace);
+        else attend_one_run(job, &at, &next, workspace);
     }
 }
 
@@ -223,7 +253,8 @@ static void merge_runs(void *argument, int64_t begin, int64_t end, int worker) {
 
 void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, int layer,
                  const float *queries, float *partials, float *workspace, float *out) {
-    AttentionJob job = {program, step, plan, layer, queries, partials, workspace, out};
-    pool_run(pool, plan->num_chunks * program->shape.num_kv_heads, 1, attend_chunks, &job);
+    AttentionJob job = {program, step, plan, layer, queries, partials, workspace, out,
+                        plan->num_chunks * program->shape.num_kv_heads, pool_threads(pool)};
+    pool_run(pool, job.items, 1, attend_chunks, &job);
     if (plan->split) pool_run(pool, step->rows * program->shape.num_heads, 32, merge_runs, &job);
 }

@@ -17,7 +17,7 @@ enum {
     RUN_TOKENS = 256,  /* attention reduces in runs of positions counted from 0, merged in order */
     RUN_GROUPS = RUN_TOKENS / LANES,
     SCORE_STRIDE = RUN_TOKENS + LANES, /* not a power of two, or few sets of the cache would hold all rows */
-    NEAR_GROUPS = 4,                   /* of keys or values, read by all queries while in the nearest cache */
+    NEAR_GROUPS = 4, /* of keys or values, read by all queries while in the nearest cache; as many are fetched ahead */
     ATTENTION_ROWS = 64, /* queries that read a run of keys and values together */
     MAX_HEAD_DIM = 1024,
 };
@@ -68,6 +68,7 @@ typedef struct {
     KVFormat key_format, value_format;
     const uint8_t *keys[RUN_GROUPS];        /* each [head_dim][16] */
     const uint8_t *values[RUN_GROUPS];      /* each [16][head_dim] */
+    const uint8_t *next[NEAR_GROUPS];       /* what this thread is likely to read after the run */
     const float *key_scales[RUN_GROUPS];    /* each [16], if keys are KV_I8 */
     const float *value_scales[RUN_GROUPS];
     int head_dim;

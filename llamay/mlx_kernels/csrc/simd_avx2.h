@@ -1,6 +1,5 @@
 /* 16 lanes as two AVX2 registers, with FMA and F16C. */
 #define TILE_COLUMNS 4
-#define GROUPS_AT_ONCE 1
 #define QUERIES_AT_ONCE 6
 #define SCORE_ACCUMULATORS 6
 #define VALUE_ROWS 3
@@ -152,4 +151,3 @@ INLINE float v_largest(vf a) {
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-INLINE void v_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }

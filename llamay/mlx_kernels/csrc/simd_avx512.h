@@ -1,6 +1,5 @@
 /* 16 lanes as one AVX-512 register; byte products by VNNI. */
 #define TILE_COLUMNS 12
-#define GROUPS_AT_ONCE 2
 #define QUERIES_AT_ONCE 12
 #define SCORE_ACCUMULATORS 24
 #define VALUE_ROWS 6
@@ -87,4 +86,3 @@ INLINE float v_sum(vf a) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 INLINE float v_largest(vf a) { return _mm512_reduce_max_ps(a); }
-INLINE void v_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }

@@ -2,7 +2,6 @@
  * every arm64 processor has.
  */
 #define TILE_COLUMNS 4
-#define GROUPS_AT_ONCE 1
 #define QUERIES_AT_ONCE 6
 #define SCORE_ACCUMULATORS 6
 #define VALUE_ROWS 3
@@ -96,25 +95,23 @@ INLINE int8x16_t rows_23(vq first, vq second, int i) {
     return vreinterpretq_s8_s32(
         vzip2q_s32(vreinterpretq_s32_s8(first.part[i]), vreinterpretq_s32_s8(second.part[i])));
 }
-INLINE void add_quads(const int has_sign, const int groups, const int columns, const vq *first, const vq *second,
-                      const ActivationBlock *x, const int at, vi (*sum)[TILE_COLUMNS]) {
+INLINE void add_quads(const int has_sign, const int columns, vq first, vq second, const ActivationBlock *x, const int at,
+                      vi *sum) {
     (void)has_sign;
-    UNROLL for (int g = 0; g < groups; g++) {
-        if (columns == 1) {
-            int8x16_t octets = load_octets(x[0].q + at, x[0].q + at);
-            EACH_PART {
-                sum[g][0].part[i] = vdotq_laneq_s32(sum[g][0].part[i], first[g].part[i], octets, 0);
-                sum[g][0].part[i] = vdotq_laneq_s32(sum[g][0].part[i], second[g].part[i], octets, 1);
-            }
-        } else {
-            EACH_PART {
-                int8x16_t low = rows_01(first[g], second[g], i), high = rows_23(first[g], second[g], i);
-                UNROLL for (int c = 0; c < columns; c += 2) {
-                    int8x16_t octets = load_octets(x[c].q + at, x[c + 1].q + at);
-                    sum[g][c].part[i] = vmmlaq_s32(sum[g][c].part[i], low, octets);
-                    sum[g][c + 1].part[i] = vmmlaq_s32(sum[g][c + 1].part[i], high, octets);
-                }
-            }
+    if (columns == 1) {
+        int8x16_t octets = load_octets(x[0].q + at, x[0].q + at);
+        EACH_PART {
+            sum[0].part[i] = vdotq_laneq_s32(sum[0].part[i], first.part[i], octets, 0);
+            sum[0].part[i] = vdotq_laneq_s32(sum[0].part[i], second.part[i], octets, 1);
+        }
+        return;
+    }
+    EACH_PART {
+        int8x16_t low = rows_01(first, second, i), high = rows_23(first, second, i);
+        UNROLL for (int c = 0; c < columns; c += 2) {
+            int8x16_t octets = load_octets(x[c].q + at, x[c + 1].q + at);
+            sum[c].part[i] = vmmlaq_s32(sum[c].part[i], low, octets);
+            sum[c + 1].part[i] = vmmlaq_s32(sum[c + 1].part[i], high, octets);
         }
     }
 }
@@ -169,4 +166,3 @@ INLINE float v_largest(vf a) {
     float32x4_t four = vmaxq_f32(vmaxq_f32(a.part[0], a.part[2]), vmaxq_f32(a.part[1], a.part[3]));
     return vmaxvq_f32(four);
 }
-INLINE void v_prefetch(const void *p) { __builtin_prefetch(p); }

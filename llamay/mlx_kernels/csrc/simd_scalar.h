@@ -3,7 +3,6 @@
 #include <string.h>
 
 #define TILE_COLUMNS 1
-#define GROUPS_AT_ONCE 1
 #define QUERIES_AT_ONCE 4
 #define SCORE_ACCUMULATORS 4
 #define VALUE_ROWS 3
@@ -98,4 +97,3 @@ INLINE float v_largest(vf a) {
         for (int l = 0; l < width; l++) a.lane[l] = a.lane[l] > a.lane[l + width] ? a.lane[l] : a.lane[l + width];
     return a.lane[0];
 }
-INLINE void v_prefetch(const void *p) { (void)p; }
