@@ -262,4 +262,5 @@ class Cache:
         slabs = {page // self.store.slabs.pages_per_slab for page in holders}
         in_memory = {i for i, array in enumerate(self.store.slabs.arrays) if len(array)}
         assert slabs == in_memory, "a slab without pages is kept, or one with pages is gone"
-        assert all(array is not self.store.spare for array in self.store.slabs.arrays)
+        for spare in self.store.spares:
+            assert all(array is not spare for array in self.store.slabs.arrays)

@@ -1,6 +1,7 @@
 """Where pages live: slabs of bounded size, allocated as needed and released when empty.
 
-One empty slab is kept as a spare: the system takes milliseconds to give memory that reads as zeros.
+Two empty slabs are kept as spares: the system takes milliseconds to give memory that reads as zeros,
+and a hundred in a virtual machine whose host has to find it.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llamay.kv.context import Context
 
 SLAB_BYTES = 64 * 2**20
+MAX_SPARES = 2
 
 
 class PageStore:
@@ -38,7 +40,7 @@ class PageStore:
         self.max_pages = None if max_bytes is None else max_bytes // self.page_bytes
         self.ids = PageIds()
         self.slabs = Slabs(layout, pages_per_slab or max(1, SLAB_BYTES // self.page_bytes), [])
-        self.spare: object | None = None  # an empty slab
+        self.spares: list[object] = []  # empty slabs
         self.contexts: WeakSet[Context] = WeakSet()
         self.orphans: list[tuple[list[int], Holder]] = []  # pages of collected contexts
         # Set by the cache. make_room gives up something that nobody uses; trim keeps the prefix
@@ -86,7 +88,7 @@ class PageStore:
         return page
 
     def release(self, page: int, holder: Holder = Holder.USER) -> None:
-        """Takes a holder away; with its last page, a slab goes or becomes the spare."""
+        """Takes a holder away; with its last page, a slab goes or becomes a spare."""
         if not self.ids.release(page, holder):
             return
         per_slab = self.slabs.pages_per_slab
@@ -94,8 +96,8 @@ class PageStore:
         if self.ids.live_between(start, start + per_slab) == 0:
             empty = self.slabs.arrays[page // per_slab]
             self.slabs.arrays[page // per_slab] = bytearray()
-            if self.spare is None:
-                self.spare = empty
+            if len(self.spares) < MAX_SPARES:
+                self.spares.append(empty)
 
     def release_orphans(self) -> None:
         """Releases what contexts held that were collected without being closed."""
@@ -122,12 +124,11 @@ class PageStore:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the empty slab that is kept, if there is one."""
-        return (self.spare is not None) * self.slabs.pages_per_slab * self.page_bytes
+        """Bytes of the empty slabs that are kept."""
+        return len(self.spares) * self.slabs.pages_per_slab * self.page_bytes
 
     def _take_slab(self) -> object:
-        """The spare slab, or a new one."""
-        spare, self.spare = self.spare, None
-        if spare is not None:
-            return spare
+        """A spare slab, or a new one."""
+        if self.spares:
+            return self.spares.pop()
         return self.kernels.new_slab(self.layout, self.slabs.pages_per_slab)

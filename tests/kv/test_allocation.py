@@ -82,21 +82,21 @@ def test_no_budget_for_the_nth_page_leaves_the_context_as_it_was(failing: int) -
 
 def test_no_memory_for_a_page_in_a_slab_that_was_released_before() -> None:
     cache, kernels = new_cache(PAGE, pages_per_slab=1)
-    first, second, third = (cache.new_context() for _ in range(3))
-    append(cache, first, [1])
-    append(cache, second, [2])
-    append(cache, third, [3])
-    first.close()
-    third.close()
+    first, second, third, fourth = (cache.new_context() for _ in range(4))
+    for value, context in enumerate((first, second, third, fourth)):
+        append(cache, context, [value])
+    for closed in (first, third, fourth):
+        closed.close()
     kernels.slabs_left = 0
-    append(cache, third, [4])  # in the spare slab
+    append(cache, third, [4])  # in a spare slab, and the next one too
+    append(cache, fourth, [5])
     with pytest.raises(MemoryError):
         first.reserve(1)
     cache.check()
     kernels.slabs_left = None
     append(cache, first, [3])
-    assert [list(c.page_ids) for c in (first, second, third)] == [[2], [1], [0]]
-    assert read_values(cache, second) == [2]
+    assert [list(c.page_ids) for c in (first, second, third, fourth)] == [[3], [1], [0], [2]]
+    assert read_values(cache, second) == [1]
 
 
 def test_a_copy_that_fails_leaves_the_context_as_it_was() -> None:
@@ -194,21 +194,22 @@ def test_a_page_in_every_slab_keeps_it_and_the_last_page_takes_it_away() -> None
     assert_empty(cache)
 
 
-def test_one_empty_slab_is_kept_and_used_before_a_new_one_is_made() -> None:
+def test_two_empty_slabs_are_kept_and_used_before_a_new_one_is_made() -> None:
     cache, kernels = new_cache(PAGE, pages_per_slab=1)
     page_bytes = kernels.page_bytes(layout_of(PAGE))
-    contexts = [cache.new_context() for _ in range(3)]
+    contexts = [cache.new_context() for _ in range(4)]
     for context in contexts:
         append(cache, context, [1])
         assert cache.store.spare_bytes == 0
-    first = cache.store.slabs.arrays[contexts[1].page_ids[0]]
-    for closed in (1, 2, 0):
+    kept = [cache.store.slabs.arrays[contexts[i].page_ids[0]] for i in (1, 2)]
+    for closed, spares in ((1, 1), (2, 2), (0, 2), (3, 2)):
         contexts[closed].close()
-        assert cache.store.spare_bytes == page_bytes
+        assert cache.store.spare_bytes == spares * page_bytes
         cache.check()
     kernels.slabs_left = 0
     append(cache, contexts[0], [7])
-    assert cache.store.slabs.arrays[0] is first
+    append(cache, contexts[2], [8])
+    assert {id(array) for array in cache.store.slabs.arrays if len(array)} == set(map(id, kept))
     assert cache.store.spare_bytes == 0
     with pytest.raises(MemoryError):
         contexts[1].reserve(1)
