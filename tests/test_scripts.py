@@ -9,7 +9,9 @@ import pytest
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PEER = re.compile(r"^(?:import|from) (?:gguf|llama_cpp|tokenizers|torch)\b", re.MULTILINE)
-LOAD = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='loaded')"
+LOAD = (
+    "import runpy, sys; sys.path[0] = sys.argv[1]; runpy.run_path(sys.argv[2], run_name='loaded')"
+)
 
 
 def loads_here(script: Path) -> bool:
@@ -20,8 +22,10 @@ def loads_here(script: Path) -> bool:
     return text.startswith("#!/usr/bin/env python3") and not PEER.search(text)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in filter(loads_here, SCRIPTS.iterdir())))
-def test_imports(name: str) -> None:
-    command = [sys.executable, "-c", LOAD, str(SCRIPTS / name)]
+@pytest.mark.parametrize(
+    "script", sorted(filter(loads_here, SCRIPTS.iterdir())), ids=lambda path: path.name
+)
+def test_imports(script: Path) -> None:
+    command = [sys.executable, "-c", LOAD, str(SCRIPTS), str(script)]
     loaded = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert loaded.returncode == 0, loaded.stderr

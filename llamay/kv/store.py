@@ -1,7 +1,7 @@
 """Where pages live: slabs of bounded size, allocated as needed and released when empty.
 
-Two empty slabs are kept as spares: the system takes milliseconds to give memory that reads as zeros,
-and a hundred in a virtual machine whose host has to find it.
+Two empty slabs are kept as spares: the system takes milliseconds to give memory that reads as
+zeros, and a hundred in a virtual machine whose host has to find it.
 """
 
 from collections.abc import Callable
