@@ -225,10 +225,9 @@ INLINE void superblock_tile(const Packing p, const int planes, const int columns
 /* Float weights: one ascending chain of fused multiply-adds per output. */
 INLINE void float_tile(const WeightFormat format, const int columns, const uint8_t *weights, int64_t length,
                        const float *x, vf *acc) {
-    for (int64_t k = 0; k < length; k++, weights += LANES * float_bytes(format)) {
-        vf w = format == F32   ? v_load((const float *)weights)
-               : format == F16 ? v_load_half(weights)
-                               : v_load_bf16(weights);
+    for (int64_t k = 0; k < length; k++) {
+        const uint8_t *at = weights + k * LANES * float_bytes(format);
+        vf w = format == F32 ? v_load((const float *)at) : format == F16 ? v_load_half(at) : v_load_bf16(at);
         UNROLL for (int c = 0; c < columns; c++) acc[c] = v_fma(w, v_set1(x[c * length + k]), acc[c]);
     }
 }
