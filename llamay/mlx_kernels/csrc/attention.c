@@ -153,6 +153,25 @@ static const uint8_t *stored_group(const AttentionJob *job, const ChunkRun *at, 
     return group_elements(layout, head, part, offset);
 }
 
+/* Has each group fetch the one that is read NEAR_GROUPS later: of keys, of values or of the next run's keys. */
+static void set_ahead(const AttentionJob *job, const ChunkRun *next, int groups, AttentionRun *task) {
+    const uint8_t *reads[2 * RUN_GROUPS + NEAR_GROUPS];
+    const float *scales;
+    int32_t row = query_row(job, next->chunk, 0);
+    for (int g = 0; g < groups; g++) {
+        reads[g] = task->keys[g];
+        reads[groups + g] = task->values[g];
+    }
+    for (int g = 0; g < NEAR_GROUPS; g++) {
+        int there = g * LANES < visible_in_run(job->step, row, next->run);
+        reads[2 * groups + g] = there ? stored_group(job, next, row, g, KEYS, &scales) : task->keys[0];
+    }
+    for (int g = 0; g < groups; g++) {
+        task->keys_ahead[g] = reads[g + NEAR_GROUPS];
+        task->values_ahead[g] = reads[groups + g + NEAR_GROUPS];
+    }
+}
+
 /* Attends a run with those queries of the chunk that see it; results[q] receives query q's partial.
  *
  * next: what the thread is likely to attend then
@@ -179,16 +198,12 @@ static void attend_run(const AttentionJob *job, const ChunkRun *at, const ChunkR
             furthest = row;
         }
     }
-    for (int g = 0; g * LANES < most; g++) {
+    int groups = (most + LANES - 1) / LANES;
+    for (int g = 0; g < groups; g++) {
         task.keys[g] = stored_group(job, at, furthest, g, KEYS, &task.key_scales[g]);
         task.values[g] = stored_group(job, at, furthest, g, VALUES, &task.value_scales[g]);
     }
-    int32_t reader = query_row(job, next->chunk, 0);
-    for (int g = 0; g < NEAR_GROUPS; g++) {
-        const float *scales;
-        int there = g * LANES < visible_in_run(step, reader, next->run);
-        task.next[g] = there ? stored_group(job, next, reader, g, KEYS, &scales) : task.keys[0];
-    }
+    set_ahead(job, next, groups, &task);
     job->program->kernels->attend(&task);
 }
 

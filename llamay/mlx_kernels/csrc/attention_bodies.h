@@ -29,10 +29,10 @@ INLINE int is_in(Share share, int index) { return index >= share.begin && index 
 #define KEY_GROUPS(rows) ((rows) * 4 <= SCORE_ACCUMULATORS ? 4 : (rows) * 2 <= SCORE_ACCUMULATORS ? 2 : 1)
 
 /* scores[r][t] = scale * (key scale * (q_r . k_t)) for the positions of `groups` groups from g, each one chain over
- * ascending head dimensions. Fetches a share of what `ahead` has in their places.
+ * ascending head dimensions. Fetches its share of what is read later.
  */
 INLINE void score_tile(const AttentionRun *run, const KVFormat format, const int rows, const int groups, int first,
-                       int g, const uint8_t *const *ahead) {
+                       int g) {
     const Share share = share_of(run, run->head_dim, first, rows);
     const float *q[QUERIES_AT_ONCE];
     vf acc[MOST_KEY_GROUPS][QUERIES_AT_ONCE];
@@ -43,7 +43,7 @@ INLINE void score_tile(const AttentionRun *run, const KVFormat format, const int
         vf k[MOST_KEY_GROUPS];
         UNROLL for (int i = 0; i < groups; i++) {
             k[i] = load_stored(format, run->keys[g + i], d * LANES);
-            if (is_in(share, d)) prefetch_stored(format, ahead[g + i], d * LANES, d);
+            if (is_in(share, d)) prefetch_stored(format, run->keys_ahead[g + i], d * LANES, d);
         }
         UNROLL for (int r = 0; r < rows; r++) {
             vf x = v_set1(q[r][d]);
@@ -58,29 +58,27 @@ INLINE void score_tile(const AttentionRun *run, const KVFormat format, const int
 }
 
 /* Groups [begin, end) for `rows` queries. */
-INLINE int score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end,
-                      const uint8_t *const *ahead) {
+INLINE int score_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
     int g = begin;
     for (; g + KEY_GROUPS(rows) <= end; g += KEY_GROUPS(rows))
-        score_tile(run, format, rows, KEY_GROUPS(rows), first, g, ahead);
-    for (; g < end; g++) score_tile(run, format, rows, 1, first, g, ahead);
+        score_tile(run, format, rows, KEY_GROUPS(rows), first, g);
+    for (; g < end; g++) score_tile(run, format, rows, 1, first, g);
     return rows;
 }
 
 /* As many of the queries from `first` on as have a tile; returns how many. */
-INLINE int score_some_rows(const AttentionRun *run, const KVFormat format, int first, int begin, int end,
-                           const uint8_t *const *ahead) {
+INLINE int score_some_rows(const AttentionRun *run, const KVFormat format, int first, int begin, int end) {
     int left = run->rows - first;
-    if (left >= QUERIES_AT_ONCE) return score_rows(run, format, QUERIES_AT_ONCE, first, begin, end, ahead);
-    if (left >= 4 && left != 6) return score_rows(run, format, 4, first, begin, end, ahead);
-    if (left >= 3) return score_rows(run, format, 3, first, begin, end, ahead);
-    return score_rows(run, format, 1, first, begin, end, ahead);
+    if (left >= QUERIES_AT_ONCE) return score_rows(run, format, QUERIES_AT_ONCE, first, begin, end);
+    if (left >= 4 && left != 6) return score_rows(run, format, 4, first, begin, end);
+    if (left >= 3) return score_rows(run, format, 3, first, begin, end);
+    return score_rows(run, format, 1, first, begin, end);
 }
 
-INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups, const uint8_t *const *ahead) {
+INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups) {
     for (int begin = 0; begin < groups; begin += NEAR_GROUPS) {
         int end = begin + NEAR_GROUPS < groups ? begin + NEAR_GROUPS : groups;
-        for (int row = 0; row < run->rows;) row += score_some_rows(run, format, row, begin, end, ahead);
+        for (int row = 0; row < run->rows;) row += score_some_rows(run, format, row, begin, end);
     }
 }
 
@@ -107,10 +105,10 @@ INLINE void weigh_row(const AttentionRun *run, int row) {
 }
 
 /* Adds positions [begin, end) to the weighted sums of values, in order, for 16 * `chunks` head dimensions from d.
- * Fetches a share of what `ahead` has in their places.
+ * Fetches its share of what is read later.
  */
 INLINE void add_values(const AttentionRun *run, const KVFormat format, const int rows, const int chunks, int first,
-                       int d, int begin, int end, const uint8_t *const *ahead) {
+                       int d, int begin, int end) {
     const Share share = share_of(run, LANES, first, rows);
     vf acc[VALUE_ROWS][VALUE_CHUNKS];
     UNROLL for (int r = 0; r < rows; r++)
@@ -124,7 +122,7 @@ INLINE void add_values(const AttentionRun *run, const KVFormat format, const int
             vf v[VALUE_CHUNKS];
             UNROLL for (int j = 0; j < chunks; j++) {
                 v[j] = load_stored(format, run->values[g], at + j * LANES);
-                if (is_in(share, t % LANES)) prefetch_stored(format, ahead[g], at + j * LANES, j);
+                if (is_in(share, t % LANES)) prefetch_stored(format, run->values_ahead[g], at + j * LANES, j);
             }
             UNROLL for (int r = 0; r < rows; r++) {
                 vf weight = v_set1(weights[r * SCORE_STRIDE + t]);
@@ -138,70 +136,60 @@ INLINE void add_values(const AttentionRun *run, const KVFormat format, const int
 }
 
 INLINE void add_values_all_dims(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin,
-                                int end, const uint8_t *const *ahead) {
+                                int end) {
     int d = 0;
     for (; d + VALUE_CHUNKS * LANES <= run->head_dim; d += VALUE_CHUNKS * LANES)
-        add_values(run, format, rows, VALUE_CHUNKS, first, d, begin, end, ahead);
-    for (; d < run->head_dim; d += LANES) add_values(run, format, rows, 1, first, d, begin, end, ahead);
+        add_values(run, format, rows, VALUE_CHUNKS, first, d, begin, end);
+    for (; d < run->head_dim; d += LANES) add_values(run, format, rows, 1, first, d, begin, end);
 }
 
 /* Of positions [begin, end), those that all of some queries see in one pass for these, the rest for each alone. */
-INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end,
-                     const uint8_t *const *ahead) {
+INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
     int least = end;
     for (int r = first; r < first + rows; r++)
         if (run->visible[r] < least) least = run->visible[r];
-    if (least > begin) add_values_all_dims(run, format, rows, first, begin, least, ahead);
+    if (least > begin) add_values_all_dims(run, format, rows, first, begin, least);
     else least = begin;
     for (int r = first; r < first + rows; r++) {
         int last = run->visible[r] < end ? run->visible[r] : end;
-        if (last > least) add_values_all_dims(run, format, 1, r, least, last, ahead);
+        if (last > least) add_values_all_dims(run, format, 1, r, least, last);
     }
 }
 
-INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int most, const uint8_t *const *ahead) {
+INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int most) {
     const int stretch = run->rows > VALUE_ROWS ? NEAR_GROUPS * LANES : RUN_TOKENS;
     for (int begin = 0; begin < most; begin += stretch) {
         int row = 0, end = begin + stretch < most ? begin + stretch : most;
-        for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS)
-            add_rows(run, format, VALUE_ROWS, row, begin, end, ahead);
-        for (; row + 3 <= run->rows; row += 3) add_rows(run, format, 3, row, begin, end, ahead);
-        for (; row < run->rows; row++) add_rows(run, format, 1, row, begin, end, ahead);
+        for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_rows(run, format, VALUE_ROWS, row, begin, end);
+        for (; row + 3 <= run->rows; row += 3) add_rows(run, format, 3, row, begin, end);
+        for (; row < run->rows; row++) add_rows(run, format, 1, row, begin, end);
     }
 }
 
 #define DEFINE_ATTENTION(format)                                                                                  \
-    static NOINLINE void NAME(score_##format)(const AttentionRun *run, int groups, const uint8_t *const *ahead) { \
-        score_every_row(run, format, groups, ahead);                                                              \
+    static NOINLINE void NAME(score_##format)(const AttentionRun *run, int groups) {                              \
+        score_every_row(run, format, groups);                                                                     \
     }                                                                                                             \
-    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int most, const uint8_t *const *ahead) {     \
-        add_every_row(run, format, most, ahead);                                                                  \
-    }
+    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int most) { add_every_row(run, format, most); }
 DEFINE_ATTENTION(KV_F32)
 DEFINE_ATTENTION(KV_F16)
 DEFINE_ATTENTION(KV_I8)
 
 /* By KVFormat. */
-static void (*const NAME(score)[])(const AttentionRun *, int, const uint8_t *const *) = {
-    NAME(score_KV_F32), NAME(score_KV_F16), NAME(score_KV_I8)};
-static void (*const NAME(add)[])(const AttentionRun *, int, const uint8_t *const *) = {
-    NAME(add_KV_F32), NAME(add_KV_F16), NAME(add_KV_I8)};
+static void (*const NAME(score)[])(const AttentionRun *, int) = {NAME(score_KV_F32), NAME(score_KV_F16),
+                                                                 NAME(score_KV_I8)};
+static void (*const NAME(add)[])(const AttentionRun *, int) = {NAME(add_KV_F32), NAME(add_KV_F16), NAME(add_KV_I8)};
 
 static void NAME(attend)(const AttentionRun *run) {
-    const uint8_t *reads[2 * RUN_GROUPS + NEAR_GROUPS]; /* groups of keys, of values and what comes then */
     int most = 0;
     for (int r = 0; r < run->rows; r++)
         if (run->visible[r] > most) most = run->visible[r];
-    int groups = (most + LANES - 1) / LANES;
-    memcpy(reads, run->keys, (size_t)groups * sizeof *reads);
-    memcpy(reads + groups, run->values, (size_t)groups * sizeof *reads);
-    memcpy(reads + 2 * groups, run->next, NEAR_GROUPS * sizeof *reads);
-    NAME(score)[run->key_format](run, groups, reads + NEAR_GROUPS);
+    NAME(score)[run->key_format](run, (most + LANES - 1) / LANES);
     for (int r = 0; r < run->rows; r++) {
         weigh_row(run, r);
         memset(run->out[r] + PARTIAL_VALUES, 0, (size_t)run->head_dim * sizeof(float));
     }
-    NAME(add)[run->value_format](run, most, reads + groups + NEAR_GROUPS);
+    NAME(add)[run->value_format](run, most);
 }
 
 static void NAME(merge)(float *state, const float *next, int head_dim) {

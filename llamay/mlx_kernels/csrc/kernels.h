@@ -68,7 +68,8 @@ typedef struct {
     KVFormat key_format, value_format;
     const uint8_t *keys[RUN_GROUPS];        /* each [head_dim][16] */
     const uint8_t *values[RUN_GROUPS];      /* each [16][head_dim] */
-    const uint8_t *next[NEAR_GROUPS];       /* what this thread is likely to read after the run */
+    const uint8_t *keys_ahead[RUN_GROUPS];  /* what to fetch while a group of keys is read */
+    const uint8_t *values_ahead[RUN_GROUPS];
     const float *key_scales[RUN_GROUPS];    /* each [16], if keys are KV_I8 */
     const float *value_scales[RUN_GROUPS];
     int head_dim;
