@@ -28,6 +28,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
+class EndlessError(Exception):
+    """What was run does not come to an end."""
+
+
 def copy_tree(target: Path) -> None:
     """Copies what the tests need; ends the script if they would import another copy of llamay."""
     ignored = shutil.ignore_patterns("__pycache__")
@@ -68,10 +72,6 @@ def run_python(
     if most_s is not None and done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         raise EndlessError(f"no end within {most_s} s of the processor")
     return done
-
-
-class EndlessError(Exception):
-    """What was run does not come to an end."""
 
 
 def processor_s() -> float:
