@@ -34,7 +34,7 @@ class EndlessError(Exception):
 
 def copy_tree(target: Path) -> None:
     """Copies what the tests need; ends the script if they would import another copy of llamay."""
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__", "*.objects")
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, target / name, ignore=ignored)
