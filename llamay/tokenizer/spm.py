@@ -1,6 +1,5 @@
 """SentencePiece BPE, run by the `sentencepiece` library on a model built from the vocabulary."""
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,14 +63,14 @@ def _model_bytes(
         TokenType.UNKNOWN: _CONTROL,
         TokenType.BYTE: _BYTE if has_all_bytes else _CONTROL,
     }
-    parts: list[bytes] = []
-    for token, score, kind in zip(tokens, scores.tolist(), types.tolist(), strict=True):
-        spelling = token.encode("utf-8", "surrogateescape")
-        parts.append(_piece(spelling, score, piece_types.get(kind, _NORMAL)))
+    spellings = [token.encode("utf-8", "surrogateescape") for token in tokens]
+    kinds = [piece_types.get(kind, _NORMAL) for kind in types.tolist()]
     unknown = "<unk>"
     while unknown in tokens:
         unknown += ">"
-    parts.append(_piece(unknown.encode(), 0.0, _UNKNOWN))
+    spellings.append(unknown.encode())
+    kinds.append(_UNKNOWN)
+    parts = _pieces(spellings, np.append(scores, np.float32(0)), kinds)
     trainer = _varint_field(3, _MODEL_BPE) + _varint_field(35, int(has_all_bytes))
     trainer += _bytes_field(45, unknown.encode()) + _varint_field(40, len(tokens))
     normalizer = _bytes_field(1, b"identity")
@@ -81,11 +80,22 @@ def _model_bytes(
     return b"".join(parts)
 
 
-def _piece(spelling: bytes, score: float, kind: int) -> bytes:
-    """Field 1 of ModelProto: piece (1, string), score (2, float), type (3, enum)."""
-    body = b"\n" + _varint(len(spelling)) + spelling + b"\x15" + struct.pack("<f", score)
-    body += bytes((0x18, kind))
-    return b"\n" + _varint(len(body)) + body
+def _pieces(
+    spellings: Sequence[bytes], scores: npt.NDArray[np.float32], kinds: Sequence[int]
+) -> list[bytes]:
+    """Fields 1 of ModelProto: piece (1, string), score (2, float), type (3, enum).
+
+    One expression a piece: there may be 262,144, while somebody waits.
+    """
+    varints = [_varint(length) for length in range(max(map(len, spellings)) + 16)]
+    numbers = scores.astype("<f4").tobytes()
+    parts = []
+    for index, (spelling, kind) in enumerate(zip(spellings, kinds, strict=True)):
+        length = varints[len(spelling)]
+        whole = varints[len(spelling) + len(length) + 8]
+        score = numbers[4 * index : 4 * index + 4]
+        parts.append(b"\n%b\n%b%b\x15%b\x18%c" % (whole, length, spelling, score, kind))
+    return parts
 
 
 def _varint_field(number: int, value: int) -> bytes:
