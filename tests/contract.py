@@ -19,8 +19,9 @@ from llamay.mlx_kernels.program import (
     Embed,
     FeedForward,
     Logits,
-    Operation,
+    PostNorm,
     Program,
+    Rope,
 )
 from tests.block_codes import SUPERBLOCKS, block_codes
 from tests.oracle import dequantise
@@ -176,16 +177,15 @@ def sine_cosine(x: F64) -> tuple[F64, F64]:
     return np.choose(turn, [s, c, -s, -c]), np.choose(turn, [c, -s, -c, s])
 
 
-def rotate(x: F32, program: Program) -> F32:
+def rotate(x: F32, rope: Rope) -> F32:
     """x: [positions, heads, head_dim], position i in row i."""
-    angles = np.arange(len(x))[:, None] * np.array(program.rope.inverse)
+    angles = np.arange(len(x))[:, None] * np.array(rope.inverse)
     sine, cosine = (
-        (table * program.rope.magnitude).astype(np.float32)[:, None]
-        for table in sine_cosine(angles)
+        (table * rope.magnitude).astype(np.float32)[:, None] for table in sine_cosine(angles)
     )
-    half = len(program.rope.inverse)
+    half = len(rope.inverse)
     pairs = np.s_[..., 0 : 2 * half : 2], np.s_[..., 1 : 2 * half : 2]
-    if not program.rope.interleaved:
+    if not rope.interleaved:
         pairs = np.s_[..., :half], np.s_[..., half : 2 * half]
     a, b = x[pairs[0]], x[pairs[1]]
     out = x.copy()
@@ -193,17 +193,30 @@ def rotate(x: F32, program: Program) -> F32:
     return out
 
 
-def attend_run(q: F32, keys: F32, values: F32, seen: NDArray[np.bool_], scale: float):
+def soft_capped(x: F32, cap: float) -> F32:
+    """cap * tanh(x / cap), tanh from exp; x itself if there is no cap."""
+    if not cap:
+        return x
+    ratio = x / np.float32(cap)
+    t = exp32(np.abs(ratio) * np.float32(-2))
+    capped = (ONE - t) / (ONE + t) * np.float32(cap)
+    return np.where(ratio > 0, capped, np.where(ratio < 0, ZERO - capped, ratio))
+
+
+def attend_run(
+    q: F32, keys: F32, values: F32, seen: NDArray[np.bool_], scale: float, soft_cap: float
+):
     """Partial results of queries [rows, heads, head_dim] over one run: (largest, sum, values).
 
-    keys, values: [positions, kv_heads, head_dim]; seen: [rows, positions], a prefix of each row
+    keys, values: [positions, kv_heads, head_dim]; seen: [rows, positions], some of each row
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat(group, axis=1), values.repeat(group, axis=1)
     scores = np.zeros((*q.shape[:2], len(keys)), np.float32)
     for d in range(q.shape[2]):
         scores = fma(keys.T[d][None], q[:, :, d, None], scores)
-    scores = np.where(seen[:, None], scores * np.float32(scale), np.float32(-np.inf))
+    scores = soft_capped(scores * np.float32(scale), soft_cap)
+    scores = np.where(seen[:, None], scores, np.float32(-np.inf))
     largest = scores.max(axis=2)
     weights = exp32(scores - largest[:, :, None])
     lanes = np.zeros((*q.shape[:2], LANES), np.float32)
@@ -217,32 +230,54 @@ def attend_run(q: F32, keys: F32, values: F32, seen: NDArray[np.bool_], scale: f
     return largest, sum_lanes(lanes), acc
 
 
-def attention(q: F32, k: F32, v: F32, scale: float) -> F32:
+def attention(q: F32, k: F32, v: F32, scale: float, window: int, soft_cap: float) -> F32:
     """Causal; q: [positions, heads, head_dim], k and v: [positions, kv_heads, head_dim]."""
     out = np.empty_like(q)
     positions = np.arange(len(q))
-    for first in range(0, len(q), RUN):  # queries by runs too: those of run r see runs 0..r
+    for first in range(0, len(q), RUN):  # queries by runs too: those of run r see runs up to r
         rows = positions[first : first + RUN]
+        from_where = rows + 1 - window if window else np.zeros_like(rows)
         state = None
         for start in range(0, first + 1, RUN):
-            seen = positions[None, start : start + RUN] <= rows[:, None]
+            here = positions[None, start : start + RUN]
+            seen = (here >= from_where[:, None]) & (here <= rows[:, None])
+            if not seen.any():
+                continue
             run = np.s_[start : start + RUN]
-            part = attend_run(q[rows], k[run], v[run], seen, scale)
-            state = part if state is None else merge(state, part)
+            with np.errstate(invalid="ignore"):  # rows that see nothing of the run
+                part = attend_run(q[rows], k[run], v[run], seen, scale, soft_cap)
+                state = part if state is None else merge(state, part)
         out[rows] = state[2] / state[1][:, :, None]
     return out
 
 
 def merge(state, part):
-    """Folds the later partial result into the earlier one."""
+    """Folds the later partial result into the earlier one.
+
+    A row that sees nothing of the earlier run begins with the later one.
+    """
+    begins = np.isneginf(state[0])
+    both = _merge_both(state, part)
+    return tuple(
+        np.where(begins[..., None] if each.ndim == 3 else begins, each, merged)
+        for each, merged in zip(part, both, strict=True)
+    )
+
+
+def _merge_both(state, part):
     largest = np.maximum(state[0], part[0])
     old, new = exp32(state[0] - largest), exp32(part[0] - largest)
     total = fma(state[1], old, part[1] * new)
     return largest, total, fma(state[2], old[:, :, None], part[2] * new[:, :, None])
 
 
-def silu_mul(gate: F32, up: F32) -> F32:
-    sigmoid = ONE / (ONE + exp32(np.minimum(ZERO - gate, np.float32(87))))
+def gated(gate: F32, up: F32, activation: str) -> F32:
+    """silu(gate) * up, or gelu(gate) * up by gelu(x) = x sigmoid(2u)."""
+    minus = ZERO - gate
+    if activation == "gelu":
+        inner = fma(gate * gate * gate, np.float32(0.044715), gate)
+        minus = inner * np.float32(-2 * np.sqrt(2 / np.pi))
+    sigmoid = ONE / (ONE + exp32(np.minimum(minus, np.float32(87))))
     return gate * sigmoid * up
 
 
@@ -255,25 +290,32 @@ def forward(program: Program, ids: Sequence[int]) -> F32:
     stream = q = k = v = attended = np.empty(0, np.float32)
     for operation in program.operations:
         match operation:
-            case Embed(table):
-                stream = dequantise(table.format, table.data, table.shape)[np.asarray(ids)]
+            case Embed(table, scale):
+                rows = dequantise(table.format, table.data, table.shape)[np.asarray(ids)]
+                stream = rows * np.float32(scale)
             case AttentionInput():
                 q, k, v = attention_input(program, operation, stream)
-            case Attention():
-                attended = attention(q, k, v, program.attention_scale).reshape(len(ids), -1)
-            case AttentionOutput(weights):
-                stream = stream + matmul(weights, 1, attended)
+            case Attention(_, window, soft_cap):
+                attended = attention(q, k, v, program.attention_scale, window, soft_cap)
+            case AttentionOutput(weights, post_norm):
+                y = matmul(weights, 1, attended.reshape(len(ids), -1))
+                stream = stream + post_normed(y, post_norm)
             case FeedForward():
                 x = rms_norm(stream, vector(operation.norm), operation.eps)
-                inner = silu_mul(matmul(operation.gate, 1, x), matmul(operation.up, 1, x))
-                stream = stream + matmul(operation.down, 1, inner)
+                parts = matmul(operation.gate, 1, x), matmul(operation.up, 1, x)
+                y = matmul(operation.down, 1, gated(*parts, operation.activation))
+                stream = stream + post_normed(y, operation.post_norm)
             case Logits():
                 x = rms_norm(stream, vector(operation.norm), operation.eps)
-                return matmul(operation.head, 2, x)
+                return soft_capped(matmul(operation.head, 2, x), operation.soft_cap)
     raise AssertionError("the program has no Logits")
 
 
-def attention_input(program: Program, op: Operation, stream: F32) -> tuple[F32, F32, F32]:
+def post_normed(y: F32, norm: PostNorm | None) -> F32:
+    return y if norm is None else rms_norm(y, vector(norm.weight), norm.eps)
+
+
+def attention_input(program: Program, op: AttentionInput, stream: F32) -> tuple[F32, F32, F32]:
     x = rms_norm(stream, vector(op.norm), op.eps)
 
     def heads(weights: Tensor, bias: Tensor | None) -> F32:
@@ -281,5 +323,12 @@ def attention_input(program: Program, op: Operation, stream: F32) -> tuple[F32, 
         y = y if bias is None else y + vector(bias)
         return y.reshape(len(x), -1, program.head_dim)
 
-    q, k = heads(op.query, op.query_bias), heads(op.key, op.key_bias)
-    return rotate(q, program), rotate(k, program), heads(op.value, op.value_bias)
+    def turned(x: F32, norm: Tensor | None) -> F32:
+        if norm is not None:
+            flat = rms_norm(x.reshape(-1, program.head_dim), vector(norm), op.eps)
+            x = flat.reshape(x.shape)
+        return rotate(x, program.ropes[op.rope])
+
+    q = turned(heads(op.query, op.query_bias), op.query_norm)
+    k = turned(heads(op.key, op.key_bias), op.key_norm)
+    return q, k, heads(op.value, op.value_bias)

@@ -1,10 +1,11 @@
-"""Small random llama and qwen2 models, the same bytes on every machine.
+"""Small random models of every architecture, the same bytes on every machine.
 
 Weights are random integers times a power of two: no transcendental function and no float rounding
 takes part, so `float_weights` gives the same bits everywhere, and so do the files written.
 """
 
 import itertools
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from tests.gguf_writer import TensorData, write_gguf
 from tests.quantisers import quantise
 
 F32 = NDArray[np.float32]
-RopeKind = Literal["none", "linear", "llama3", "yarn"]
+ArchName = Literal["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+RopeKind = Literal["none", "linear", "llama3", "yarn", "longrope"]
 
 # Chosen so that with heads of 16 or 32 some pairs are kept, some blended and some interpolated.
 LINEAR_FACTOR = 4.0
@@ -27,6 +29,7 @@ YARN_FACTOR = 4.0
 YARN_ORIGINAL_CONTEXT = 1024
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_ORIGINAL_CONTEXT = 256
+LONGROPE_ORIGINAL_CONTEXT = 1024
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = (
@@ -41,9 +44,13 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TinyConfig:
-    """Shape of a tiny model; the vocabulary is fixed (`VOCAB`)."""
+    """Shape of a tiny model; the vocabulary is fixed (`VOCAB`).
 
-    arch: Literal["llama", "qwen2"] = "llama"
+    window, full_every: of layers' attention, see `llamay.model.spec`; 0: not named in the file
+    soft_cap, logit_soft_cap: 0: not named in the file
+    """
+
+    arch: ArchName = "llama"
     hidden: int = 64
     layers: int = 2
     heads: int = 4
@@ -56,6 +63,23 @@ class TinyConfig:
     rope_base: float = 10000.0
     rms_eps: float = 2.0**-17
     context_length: int = 4096
+    window: int = 0
+    full_every: int = 0
+    soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+
+
+# Of each architecture, one that uses all that it has; windows end within a run of 256 positions.
+CONFIGS: dict[str, TinyConfig] = {
+    "llama": TinyConfig(),
+    "qwen2": TinyConfig(arch="qwen2"),
+    "qwen3": TinyConfig(arch="qwen3", head_dim=32),
+    "gemma2": TinyConfig(
+        arch="gemma2", tied=True, window=20, soft_cap=2.0, logit_soft_cap=3.0, head_dim=32
+    ),
+    "gemma3": TinyConfig(arch="gemma3", tied=True, window=20, full_every=2, rope_base=1e6),
+    "phi3": TinyConfig(arch="phi3", window=20, rope="longrope", head_dim=32, hidden=128),
+}
 
 
 def _byte_characters() -> list[str]:
@@ -98,6 +122,16 @@ def _shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
                 "attn_k.bias": (kv_rows,),
                 "attn_v.bias": (kv_rows,),
             }
+        if config.arch in ("qwen3", "gemma3"):
+            block |= {"attn_q_norm.weight": (config.head_dim,)}
+            block |= {"attn_k_norm.weight": (config.head_dim,)}
+        if config.arch in ("gemma2", "gemma3"):
+            block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+        if config.arch == "phi3":
+            for part in ("attn_q", "attn_k", "attn_v", "ffn_gate"):
+                del block[f"{part}.weight"]
+            block |= {"attn_qkv.weight": (q_rows + 2 * kv_rows, hidden)}
+            block |= {"ffn_up.weight": (2 * ffn, hidden)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
     shapes["output_norm.weight"] = (hidden,)
     if not config.tied:
@@ -153,6 +187,18 @@ def llama3_rope_factors(config: TinyConfig) -> F32:
     return (1 / (kept + (1 - kept) / LLAMA3["factor"])).astype(np.float32)
 
 
+def longrope_factors(config: TinyConfig) -> dict[str, F32]:
+    """Divisors of each pair's frequency, up to the original context and beyond it."""
+    pairs = np.arange(config.head_dim // 2, dtype=np.float32)
+    return {"short": 1 + pairs / 16, "long": 1 + pairs / 2}
+
+
+def longrope_attention_factor(config: TinyConfig) -> float:
+    """Factor of sine and cosine: section 3.3 of the Phi-3 report's LongRoPE."""
+    stretch = config.context_length / LONGROPE_ORIGINAL_CONTEXT
+    return math.sqrt(1 + math.log(stretch) / math.log(LONGROPE_ORIGINAL_CONTEXT))
+
+
 def tiny_tensors(
     config: TinyConfig, format: Format | Sequence[Format] = Format.F32
 ) -> dict[str, TensorData]:
@@ -164,6 +210,9 @@ def tiny_tensors(
     weights = float_weights(config)
     if config.rope == "llama3":
         weights["rope_freqs.weight"] = llama3_rope_factors(config)
+    if config.rope == "longrope":
+        for kind, factors in longrope_factors(config).items():
+            weights[f"rope_factors_{kind}.weight"] = factors
     tensors = {}
     for name, values in weights.items():
         if config.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
@@ -185,7 +234,22 @@ def _rope_metadata(config: TinyConfig) -> dict[str, Any]:
                 "scaling.factor": YARN_FACTOR,
                 "scaling.original_context_length": YARN_ORIGINAL_CONTEXT,
             }
+        case "longrope":
+            return {
+                "scaling.original_context_length": LONGROPE_ORIGINAL_CONTEXT,
+                "scaling.attn_factor": longrope_attention_factor(config),
+            }
     return {}
+
+
+def _attention_metadata(config: TinyConfig) -> dict[str, Any]:
+    keys = {
+        "attention.sliding_window": config.window,
+        "attention.sliding_window_pattern": config.full_every,
+        "attn_logit_softcapping": config.soft_cap,
+        "final_logit_softcapping": config.logit_soft_cap,
+    }
+    return {key: value for key, value in keys.items() if value}
 
 
 def tiny_metadata(config: TinyConfig) -> dict[str, Any]:
@@ -204,6 +268,7 @@ def tiny_metadata(config: TinyConfig) -> dict[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rope_base,
         **{f"rope.{key}": value for key, value in _rope_metadata(config).items()},
+        **_attention_metadata(config),
     }
     control = len(CONTROL_TOKENS)
     return {
@@ -211,7 +276,7 @@ def tiny_metadata(config: TinyConfig) -> dict[str, Any]:
         "general.name": f"tiny {config.arch}",
         **{f"{config.arch}.{key}": value for key, value in architecture.items()},
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm" if config.arch == "llama" else "qwen2",
+        "tokenizer.ggml.pre": "qwen2" if config.arch == "qwen2" else "smollm",
         "tokenizer.ggml.tokens": list(VOCAB),
         # ggml's token types: 3 control, 1 normal.
         "tokenizer.ggml.token_type": np.array(

@@ -9,7 +9,8 @@ The numerics contract, which every exact kernel set keeps:
    on page size or where a chunk of prefill ended. Attention reads keys and values only as stored in
    the page, even for rows of the same step.
 2. Every output element has one fixed order of reduction. Parallelism splits outputs. Attention
-   reduces in runs of 256 positions counted from 0, merged in ascending order.
+   reduces in runs of 256 positions counted from 0, merged in ascending order. Positions before a
+   layer's window weigh exactly 0, and runs of which a row sees nothing are left out.
 3. CPU kernels give the same bits on every instruction set. SIMD lanes are output rows. For each
    block of 32 weights, ascending: acc = fma(scale_w * scale_x, float(isum), acc), and for formats
    with a minimum then acc = fma(min_w, scale_x * sum_x, acc); isum is an exact integer. Activations
@@ -25,8 +26,9 @@ The numerics contract, which every exact kernel set keeps:
    head dimension. Other sums: 16 partial sums, lane l taking elements l, l + 16, ..., then a fixed
    tree.
 4. exp, log, sin and cos are our own, from IEEE-exact operations (csrc/fixed_math.h and
-   csrc/kernel_bodies.h). Ties go to the lower id. No contraction, no fast-math, subnormals kept,
-   rounding to nearest even.
+   csrc/kernel_bodies.h), and so are tanh |x| = (1 - t) / (1 + t), t = exp(-2 |x|), and gelu(x) =
+   x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3). Ties go to the lower id. No
+   contraction, no fast-math, subnormals kept, rounding to nearest even.
 5. Keys and values are rounded once, when they are written, each head's vector of a position by
    itself. f16: to the nearest, ties to even, at most 65504. 8 bits: scale = max|x| / 127, rounded
    up to 16 significant bits, so that 127 * scale is exact and rounding what was rounded changes

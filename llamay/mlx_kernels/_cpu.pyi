@@ -76,11 +76,11 @@ class Program:
         vocab: int,
         rope_interleaved: bool,
         rope_inverse: Buffer,
-        rope_magnitude: float,
+        rope_magnitudes: Buffer,
         attention_scale: float,
         /,
     ) -> None: ...
-    def add_embed(self, table: _Matrix, /) -> None: ...
+    def add_embed(self, table: _Matrix, scale: float, /) -> None: ...
     def add_attention_input(
         self,
         layer: int,
@@ -92,14 +92,28 @@ class Program:
         query_bias: Buffer | None,
         key_bias: Buffer | None,
         value_bias: Buffer | None,
+        query_norm: Buffer | None,
+        key_norm: Buffer | None,
+        rope: int,
         /,
     ) -> None: ...
-    def add_attention(self, layer: int, /) -> None: ...
-    def add_attention_output(self, weights: _Matrix, /) -> None: ...
-    def add_feed_forward(
-        self, norm: Buffer, eps: float, gate: _Matrix, up: _Matrix, down: _Matrix, /
+    def add_attention(self, layer: int, window: int, soft_cap: float, /) -> None: ...
+    def add_attention_output(
+        self, weights: _Matrix, post_norm: Buffer | None, post_eps: float, /
     ) -> None: ...
-    def add_logits(self, norm: Buffer, eps: float, head: _Matrix, /) -> None: ...
+    def add_feed_forward(
+        self,
+        norm: Buffer,
+        eps: float,
+        gate: _Matrix,
+        up: _Matrix,
+        down: _Matrix,
+        activation: str,
+        post_norm: Buffer | None,
+        post_eps: float,
+        /,
+    ) -> None: ...
+    def add_logits(self, norm: Buffer, eps: float, head: _Matrix, soft_cap: float, /) -> None: ...
     def run(
         self,
         pool: Pool,

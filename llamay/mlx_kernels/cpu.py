@@ -41,6 +41,7 @@ from llamay.mlx_kernels.program import (
     FeedForward,
     Logits,
     Operation,
+    PostNorm,
     Program,
 )
 
@@ -120,9 +121,9 @@ class CpuKernels:
             program.num_kv_heads,
             program.head_dim,
             program.vocab_size,
-            program.rope.interleaved,
-            np.array(program.rope.inverse, dtype=np.float64),
-            program.rope.magnitude,
+            program.ropes[0].interleaved,
+            np.array([rope.inverse for rope in program.ropes], dtype=np.float64),
+            np.array([rope.magnitude for rope in program.ropes], dtype=np.float64),
             program.attention_scale,
         )
         for operation in program.operations:
@@ -211,12 +212,19 @@ def _vector(tensor: Tensor) -> bytes:
     return bytes(tensor.data)
 
 
+def _optional_vector(tensor: Tensor | None) -> bytes | None:
+    return None if tensor is None else _vector(tensor)
+
+
+def _post_norm(norm: PostNorm | None) -> tuple[bytes | None, float]:
+    return (None, 0.0) if norm is None else (_vector(norm.weight), norm.eps)
+
+
 def _add_operation(compiled: _cpu.Program, packed: dict[int, Matrix], operation: Operation) -> None:
     match operation:
         case Embed():
-            compiled.add_embed(packed[id(operation.table)])
+            compiled.add_embed(packed[id(operation.table)], operation.scale)
         case AttentionInput():
-            biases = (operation.query_bias, operation.key_bias, operation.value_bias)
             compiled.add_attention_input(
                 operation.layer,
                 _vector(operation.norm),
@@ -224,12 +232,19 @@ def _add_operation(compiled: _cpu.Program, packed: dict[int, Matrix], operation:
                 packed[id(operation.query)],
                 packed[id(operation.key)],
                 packed[id(operation.value)],
-                *(None if bias is None else _vector(bias) for bias in biases),
+                _optional_vector(operation.query_bias),
+                _optional_vector(operation.key_bias),
+                _optional_vector(operation.value_bias),
+                _optional_vector(operation.query_norm),
+                _optional_vector(operation.key_norm),
+                operation.rope,
             )
         case Attention():
-            compiled.add_attention(operation.layer)
+            compiled.add_attention(operation.layer, operation.window, operation.soft_cap)
         case AttentionOutput():
-            compiled.add_attention_output(packed[id(operation.weights)])
+            compiled.add_attention_output(
+                packed[id(operation.weights)], *_post_norm(operation.post_norm)
+            )
         case FeedForward():
             compiled.add_feed_forward(
                 _vector(operation.norm),
@@ -237,9 +252,16 @@ def _add_operation(compiled: _cpu.Program, packed: dict[int, Matrix], operation:
                 packed[id(operation.gate)],
                 packed[id(operation.up)],
                 packed[id(operation.down)],
+                operation.activation,
+                *_post_norm(operation.post_norm),
             )
         case Logits():
-            compiled.add_logits(_vector(operation.norm), operation.eps, packed[id(operation.head)])
+            compiled.add_logits(
+                _vector(operation.norm),
+                operation.eps,
+                packed[id(operation.head)],
+                operation.soft_cap,
+            )
         case _:
             assert_never(operation)
 

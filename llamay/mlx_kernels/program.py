@@ -1,9 +1,11 @@
 """A model as a flat list of coarse operations, which a kernel set prepares its own way."""
 
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from llamay.formats import Tensor
+
+Activation: TypeAlias = Literal["silu", "gelu"]  # gelu: its approximation by tanh
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +24,21 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """stream = table[token]; table: [vocab, hidden]."""
+    """stream = scale * table[token]; table: [vocab, hidden]."""
 
     table: Tensor
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """Norm, q/k/v with optional bias, rope; k and v are written to the row's page.
+    """Norm, q/k/v with optional bias, norm of each head's q and k, rope; k and v to the row's page.
 
-    norm: [hidden] float32; weights: [heads * head_dim, hidden]; bias: [heads * head_dim] or None
+    rope:    index of the program's
+    norm:    [hidden] float32
+    weights: [heads * head_dim, hidden]
+    bias:    [heads * head_dim] or None
+    query_norm, key_norm: [head_dim] float32, or None if there is no norm of heads
     """
 
     layer: int
@@ -43,40 +50,64 @@ class AttentionInput:
     query_bias: Tensor | None
     key_bias: Tensor | None
     value_bias: Tensor | None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    rope: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention of every row over its context's pages, positions 0 to its own."""
+    """Causal attention of every row over its context's pages.
+
+    window:   how many positions a row sees, its own the last; 0 for all from 0 on
+    soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); 0 for none
+    """
 
     layer: int
+    window: int = 0
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PostNorm:
+    """Norm of what a layer's half adds to the stream; weight: [hidden] float32."""
+
+    weight: Tensor
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOutput:
-    """stream += weights . attention; weights: [hidden, heads * head_dim]."""
+    """stream += norm(weights . attention); weights: [hidden, heads * head_dim]."""
 
     weights: Tensor
+    post_norm: PostNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """stream += down . (silu(gate . n) * (up . n)), n = norm(stream)."""
+    """stream += post_norm(down . (activation(gate . n) * (up . n))), n = norm(stream)."""
 
     norm: Tensor
     eps: float
     gate: Tensor
     up: Tensor
     down: Tensor
+    activation: Activation = "silu"
+    post_norm: PostNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """logits = head . norm(stream) for the rows that ask; head: [vocab, hidden]."""
+    """logits = head . norm(stream) for the rows that ask; head: [vocab, hidden].
+
+    soft_cap: as of `Attention`
+    """
 
     norm: Tensor
     eps: float
     head: Tensor
+    soft_cap: float = 0.0
 
 
 Operation: TypeAlias = Embed | AttentionInput | Attention | AttentionOutput | FeedForward | Logits
@@ -105,6 +136,7 @@ def matrices(operation: Operation) -> tuple[Tensor, ...]:
 class Program:
     """A model's forward pass.
 
+    ropes:  all of the same number of pairs and order
     source: names what the weights were read from, and another for every other content; "" if
             nothing does
     """
@@ -115,6 +147,6 @@ class Program:
     head_dim: int
     vocab_size: int
     attention_scale: float
-    rope: Rope
+    ropes: tuple[Rope, ...]
     operations: tuple[Operation, ...]
     source: str = ""

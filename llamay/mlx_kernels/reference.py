@@ -28,12 +28,14 @@ from llamay.mlx_kernels import (
     check_rows,
 )
 from llamay.mlx_kernels.program import (
+    Activation,
     Attention,
     AttentionInput,
     AttentionOutput,
     Embed,
     FeedForward,
     Logits,
+    PostNorm,
     Program,
     Rope,
 )
@@ -201,6 +203,18 @@ def _rotate(x: mx.array, positions: mx.array, rope: Rope) -> mx.array:
     return mx.concatenate([turned, rest], axis=-1)
 
 
+def activated(gate: mx.array, activation: Activation) -> mx.array:
+    """The activation of a feed-forward part's gate, which `up` is multiplied with."""
+    if activation == "silu":
+        return gate * mx.sigmoid(gate)
+    return gate * mx.sigmoid(2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))
+
+
+def soft_capped(x: mx.array, cap: float) -> mx.array:
+    """cap * tanh(x / cap), or x if there is no cap."""
+    return cap * mx.tanh(x / cap) if cap else x
+
+
 class _Forward:
     """One step, operation by operation."""
 
@@ -225,25 +239,31 @@ class _Forward:
     def apply(self, operation: Any) -> None:
         """Runs one operation of the program."""
         match operation:
-            case Embed(table):
-                self._stream = self._weight(table)[mx.array(self._step.tokens)]
+            case Embed(table, scale):
+                self._stream = self._weight(table)[mx.array(self._step.tokens)] * scale
             case AttentionInput():
                 self._attention_input(operation)
-            case Attention(layer):
-                rows = [self._attend(row, layer) for row in range(len(self._step.tokens))]
+            case Attention():
+                rows = [self._attend(row, operation) for row in range(len(self._step.tokens))]
                 self._attended = mx.stack(rows)
-            case AttentionOutput(weights):
-                self._stream = self._stream + self._project(self._attended, weights)
+            case AttentionOutput(weights, post_norm):
+                self._add(self._project(self._attended, weights), post_norm)
             case FeedForward():
                 x = _rms_norm(self._stream, self._weight(operation.norm), operation.eps)
                 gate, up = self._project(x, operation.gate), self._project(x, operation.up)
-                inner = gate * mx.sigmoid(gate) * up
-                self._stream = self._stream + self._project(inner, operation.down)
+                inner = activated(gate, operation.activation) * up
+                self._add(self._project(inner, operation.down), operation.post_norm)
             case Logits():
                 picked = self._stream[mx.array(self._step.logit_rows)]
                 x = _rms_norm(picked, self._weight(operation.norm), operation.eps)
-                self.logits = self._project(x, operation.head)
+                self.logits = soft_capped(self._project(x, operation.head), operation.soft_cap)
                 mx.eval(self.logits)
+
+    def _add(self, x: mx.array, post_norm: PostNorm | None) -> None:
+        """Adds to the stream."""
+        if post_norm is not None:
+            x = _rms_norm(x, self._weight(post_norm.weight), post_norm.eps)
+        self._stream = self._stream + x
 
     def _attention_input(self, operation: AttentionInput) -> None:
         heads = (len(self._step.tokens), -1, self._program.head_dim)
@@ -251,8 +271,12 @@ class _Forward:
         queries = self._project(x, operation.query, operation.query_bias).reshape(heads)
         keys = self._project(x, operation.key, operation.key_bias).reshape(heads)
         values = self._project(x, operation.value, operation.value_bias).reshape(heads)
-        self._queries = _rotate(queries, self._positions, self._program.rope)
-        keys = _rotate(keys, self._positions, self._program.rope)
+        if operation.query_norm is not None and operation.key_norm is not None:
+            queries = _rms_norm(queries, self._weight(operation.query_norm), operation.eps)
+            keys = _rms_norm(keys, self._weight(operation.key_norm), operation.eps)
+        rope = self._program.ropes[operation.rope]
+        self._queries = _rotate(queries, self._positions, rope)
+        keys = _rotate(keys, self._positions, rope)
         page_tokens = self._slabs.layout.page_tokens
         stored = [
             mx.array(_decode(_encode(np.array(x), element), element))
@@ -268,18 +292,20 @@ class _Forward:
             pair = mx.stack([part[row] for part in stored])
             self._slabs.arrays[slab][at, operation.layer, :, :, position % page_tokens] = pair
 
-    def _attend(self, row: int, layer: int) -> mx.array:
+    def _attend(self, row: int, attention: Attention) -> mx.array:
         """[num_heads * head_dim] of one row."""
         program, page_tokens = self._program, self._slabs.layout.page_tokens
         visible = int(self._step.positions[row]) + 1
         pages = self._step.page_table[self._step.contexts[row]][: math.ceil(visible / page_tokens)]
         parts = [
             self._slabs.arrays[page // self._slabs.pages_per_slab][
-                page % self._slabs.pages_per_slab, layer
+                page % self._slabs.pages_per_slab, attention.layer
             ]
             for page in pages.tolist()
         ]
-        keys, values = mx.concatenate(parts, axis=2)[:, :, :visible]
+        first = max(0, visible - attention.window) if attention.window else 0
+        keys, values = mx.concatenate(parts, axis=2)[:, :, first:visible]
         queries = self._queries[row].reshape(program.num_kv_heads, -1, program.head_dim)
         scores = queries @ keys.swapaxes(1, 2) * program.attention_scale
+        scores = soft_capped(scores, attention.soft_cap)
         return (mx.softmax(scores, axis=-1) @ values).reshape(-1)

@@ -22,8 +22,10 @@ from llamay.mlx_kernels.program import (
     FeedForward,
     Logits,
     Operation,
+    PostNorm,
     Program,
 )
+from llamay.model.rope import FACTORS, LONGROPE, SHORT_FACTORS
 from llamay.model.spec import DecoderSpec, read_spec
 from llamay.model.weights import Weights
 
@@ -57,11 +59,13 @@ def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
     """
     weights = Weights(file)
     embedding = weights.embedding(spec.hidden)
-    operations: list[Operation] = [Embed(embedding)]
+    operations: list[Operation] = [Embed(embedding, spec.embedding_scale)]
     for layer in range(spec.num_layers):
-        operations += _layer(spec, weights, layer)
+        operations += _attention(spec, weights, layer)
+        operations.append(_feed_forward(spec, weights, layer))
     norm = weights.vector("output_norm.weight", spec.hidden)
-    operations.append(Logits(norm, spec.norm_eps, weights.head(embedding)))
+    head = weights.head(embedding)
+    operations.append(Logits(norm, spec.norm_eps, head, spec.soft_caps[1]))
     return Program(
         hidden=spec.hidden,
         num_heads=spec.num_heads,
@@ -69,46 +73,81 @@ def compile_program(spec: DecoderSpec, file: GGUFFile) -> Program:
         head_dim=spec.head_dim,
         vocab_size=embedding.rows,
         attention_scale=spec.attention_scale,
-        rope=spec.rope(_frequency_factors(spec, weights)),
+        ropes=spec.ropes(_frequency_factors(spec, weights)),
         operations=tuple(operations),
         source=file.source,
     )
 
 
-def _layer(spec: DecoderSpec, weights: Weights, layer: int) -> list[Operation]:
-    prefix = f"blk.{layer}"
+def _attention(spec: DecoderSpec, weights: Weights, layer: int) -> list[Operation]:
+    prefix, traits = f"blk.{layer}", spec.traits
     query_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    if traits.fused:
+        rows = (query_dim, kv_dim, kv_dim)
+        query, key, value = weights.fused(f"{prefix}.attn_qkv.weight", rows, spec.hidden)
+    else:
+        query = weights.matrix(f"{prefix}.attn_q.weight", query_dim, spec.hidden)
+        key = weights.matrix(f"{prefix}.attn_k.weight", kv_dim, spec.hidden)
+        value = weights.matrix(f"{prefix}.attn_v.weight", kv_dim, spec.hidden)
+    query_norm = key_norm = None
+    if traits.head_norms:
+        query_norm = weights.vector(f"{prefix}.attn_q_norm.weight", spec.head_dim)
+        key_norm = weights.vector(f"{prefix}.attn_k_norm.weight", spec.head_dim)
     return [
         AttentionInput(
             layer=layer,
             norm=weights.vector(f"{prefix}.attn_norm.weight", spec.hidden),
             eps=spec.norm_eps,
-            query=weights.matrix(f"{prefix}.attn_q.weight", query_dim, spec.hidden),
-            key=weights.matrix(f"{prefix}.attn_k.weight", kv_dim, spec.hidden),
-            value=weights.matrix(f"{prefix}.attn_v.weight", kv_dim, spec.hidden),
+            query=query,
+            key=key,
+            value=value,
             query_bias=weights.optional_vector(f"{prefix}.attn_q.bias", query_dim),
             key_bias=weights.optional_vector(f"{prefix}.attn_k.bias", kv_dim),
             value_bias=weights.optional_vector(f"{prefix}.attn_v.bias", kv_dim),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            rope=spec.rope_of(layer),
         ),
-        Attention(layer),
-        AttentionOutput(weights.matrix(f"{prefix}.attn_output.weight", spec.hidden, query_dim)),
-        FeedForward(
-            norm=weights.vector(f"{prefix}.ffn_norm.weight", spec.hidden),
-            eps=spec.norm_eps,
-            gate=weights.matrix(f"{prefix}.ffn_gate.weight", spec.feed_forward, spec.hidden),
-            up=weights.matrix(f"{prefix}.ffn_up.weight", spec.feed_forward, spec.hidden),
-            down=weights.matrix(f"{prefix}.ffn_down.weight", spec.hidden, spec.feed_forward),
+        Attention(layer, spec.windows[layer], spec.soft_caps[0]),
+        AttentionOutput(
+            weights.matrix(f"{prefix}.attn_output.weight", spec.hidden, query_dim),
+            _post_norm(spec, weights, f"{prefix}.post_attention_norm.weight"),
         ),
     ]
 
 
+def _feed_forward(spec: DecoderSpec, weights: Weights, layer: int) -> FeedForward:
+    prefix, inner = f"blk.{layer}", spec.feed_forward
+    if spec.traits.fused:
+        gate, up = weights.fused(f"{prefix}.ffn_up.weight", (inner, inner), spec.hidden)
+    else:
+        gate = weights.matrix(f"{prefix}.ffn_gate.weight", inner, spec.hidden)
+        up = weights.matrix(f"{prefix}.ffn_up.weight", inner, spec.hidden)
+    return FeedForward(
+        norm=weights.vector(f"{prefix}.ffn_norm.weight", spec.hidden),
+        eps=spec.norm_eps,
+        gate=gate,
+        up=up,
+        down=weights.matrix(f"{prefix}.ffn_down.weight", spec.hidden, inner),
+        activation=spec.traits.activation,
+        post_norm=_post_norm(spec, weights, f"{prefix}.post_ffw_norm.weight"),
+    )
+
+
+def _post_norm(spec: DecoderSpec, weights: Weights, name: str) -> PostNorm | None:
+    if not spec.traits.post_norms:
+        return None
+    return PostNorm(weights.vector(name, spec.hidden), spec.norm_eps)
+
+
 def _frequency_factors(spec: DecoderSpec, weights: Weights) -> list[float] | None:
-    """The divisors of `rope_freqs.weight`, or None if the file has none.
+    """The divisors of the rope frequencies, or None if the file has none.
 
     Raises UnsupportedModelError if they are not float32, GGUFError if one is below 1: angles would
     pass the largest position, up to which `sincos` is exact.
     """
-    tensor = weights.optional_vector("rope_freqs.weight", spec.rope_dim // 2)
+    name = SHORT_FACTORS if spec.rope_scaling.kind == LONGROPE else FACTORS
+    tensor = weights.optional_vector(name, spec.rope_dim // 2)
     if tensor is None:
         return None
     if tensor.format is not Format.F32:

@@ -2,7 +2,10 @@
 
 Linear scaling: Chen et al., "Extending Context Window of LLMs via Position Interpolation"; YaRN:
 Peng et al., "YaRN: Efficient Context Window Extension of LLMs", section 3, with its default ramp
-(32 and 1 rotations). Llama 3's scaling comes as a tensor of divisors, `rope_freqs.weight`.
+(32 and 1 rotations). Llama 3's scaling comes as a tensor of divisors, `rope_freqs.weight`; Phi-3's
+(Ding et al., "LongRoPE") as two, `rope_factors_short.weight` up to the original context and
+`rope_factors_long.weight` beyond. Which of these a position's keys have would depend on how long
+its context becomes, so the short ones are used, and the original context is the longest.
 """
 
 from dataclasses import dataclass
@@ -15,16 +18,26 @@ from llamay.mlx_kernels.program import Rope
 
 YARN_FAST_ROTATIONS = 32.0
 YARN_SLOW_ROTATIONS = 1.0
+LONGROPE = "longrope"
+FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_short.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """kind: none, linear or yarn; factor: how much longer the context is than the original one."""
+    """How rope is stretched.
+
+    kind:             none, linear, yarn or longrope
+    factor:           how much longer the context is than the original one
+    attention_factor: of sine and cosine
+    """
 
     kind: str
     factor: float
     original_context: int
     attention_factor: float
+
+
+PLAIN = RopeScaling("none", 1.0, 1, 1.0)
 
 
 def read_scaling(file: GGUFFile, architecture: str) -> RopeScaling:
@@ -35,8 +48,14 @@ def read_scaling(file: GGUFFile, architecture: str) -> RopeScaling:
     prefix = f"{architecture}.rope"
     linear = file.get(f"{prefix}.scale_linear", float, 1.0)  # the key before rope.scaling.*
     kind = file.get(f"{prefix}.scaling.type", str, "linear" if linear != 1 else "none")
+    if kind in ("none", LONGROPE) and SHORT_FACTORS in file.tensors:
+        kind = LONGROPE
+    elif kind == LONGROPE:
+        raise UnsupportedModelError(
+            f"{file.path}: rope scaling {LONGROPE!r} is not supported without {SHORT_FACTORS!r}"
+        )
     factor = file.get(f"{prefix}.scaling.factor", float, linear)
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in ("none", "linear", "yarn", LONGROPE):
         raise UnsupportedModelError(
             f"{file.path}: rope scaling {kind!r} is not supported; supported are linear and yarn"
         )
@@ -65,7 +84,7 @@ def build_rope(
     inverse = _cpu.rope_frequencies(dim, base)
     if frequency_factors:
         inverse = [f / factor for f, factor in zip(inverse, frequency_factors, strict=True)]
-    magnitude = 1.0
+    magnitude = scaling.attention_factor
     if scaling.kind == "linear":
         inverse = [f / scaling.factor for f in inverse]
     elif scaling.kind == "yarn":
@@ -74,7 +93,7 @@ def build_rope(
             f * keep + f / scaling.factor * (1 - keep)
             for f, keep in zip(inverse, kept, strict=True)
         ]
-        magnitude = scaling.attention_factor * (1 + 0.1 * _cpu.log(scaling.factor))
+        magnitude *= 1 + 0.1 * _cpu.log(scaling.factor)
     return Rope(tuple(inverse), interleaved, magnitude)
 
 

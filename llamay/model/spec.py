@@ -4,11 +4,14 @@ Keys are those of the GGUF specification (ggml's `docs/gguf.md`); defaults are l
 """
 
 from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
 
 from llamay.errors import GGUFError, UnsupportedModelError
 from llamay.gguf import GGUFFile
-from llamay.mlx_kernels.program import Rope
-from llamay.model.rope import RopeScaling, build_rope, read_scaling
+from llamay.mlx_kernels.program import Activation, Rope
+from llamay.model.rope import LONGROPE, PLAIN, RopeScaling, build_rope, read_scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +19,56 @@ class Architecture:
     """How an architecture differs from the others.
 
     rope_interleaved: rope rotates pairs (2i, 2i + 1), as llama's converted weights expect
+    activation:       of the feed-forward part's gate
+    head_norms:       each head's queries and keys are normed
+    post_norms:       what attention and feed-forward add to the stream is normed
+    scaled_embedding: the embedding is multiplied with the root of its length
+    fused:            q, k and v are one tensor, gate and up another
+    window:           positions that a layer sees if the file names no `attention.sliding_window`;
+                      0 for all; None if the file's is ignored
+    full_every:       every so many layers, one sees all positions in spite of the window; 0: none
+    local_rope_base:  rope's base in layers with a window, which is not scaled; None: as in others
+    soft_caps:        of attention's scores and of logits, if the file names none; 0 for none
+    wide_heads:       a model of so many layers scales scores as if its heads were hidden / heads
     """
 
-    rope_interleaved: bool
+    rope_interleaved: bool = False
+    activation: Activation = "silu"
+    head_norms: bool = False
+    post_norms: bool = False
+    scaled_embedding: bool = False
+    fused: bool = False
+    window: int | None = None
+    full_every: int = 0
+    local_rope_base: float | None = None
+    soft_caps: tuple[float, float] = (0.0, 0.0)
+    wide_heads: int = 0
 
 
 ARCHITECTURES = {
     "llama": Architecture(rope_interleaved=True),
-    "qwen2": Architecture(rope_interleaved=False),
+    "qwen2": Architecture(),
+    "qwen3": Architecture(head_norms=True),
+    "gemma2": Architecture(
+        activation="gelu",
+        post_norms=True,
+        scaled_embedding=True,
+        window=4096,
+        full_every=2,
+        soft_caps=(50.0, 30.0),
+        wide_heads=46,
+    ),
+    "gemma3": Architecture(
+        activation="gelu",
+        head_norms=True,
+        post_norms=True,
+        scaled_embedding=True,
+        window=0,
+        full_every=6,
+        local_rope_base=10000.0,
+        wide_heads=62,
+    ),
+    "phi3": Architecture(fused=True, window=0),
 }
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 
@@ -35,7 +80,10 @@ MAX_HEAD_DIM = 1024  # what their buffers hold
 class DecoderSpec:
     """Shape and constants of a decoder; counts, not bytes.
 
-    context_length: positions that the model was trained for
+    context_length:  positions that the model was trained for
+    windows:         of each layer, see `Attention`
+    local_rope_base: rope's base in layers with a window; None: as in the others
+    soft_caps:       of attention's scores and of logits; 0 for none
     """
 
     architecture: str
@@ -51,18 +99,41 @@ class DecoderSpec:
     rope_dim: int
     rope_base: float
     rope_scaling: RopeScaling
+    local_rope_base: float | None
+    windows: tuple[int, ...]
+    soft_caps: tuple[float, float]
+
+    @property
+    def traits(self) -> Architecture:
+        """How its architecture differs from the others."""
+        return ARCHITECTURES[self.architecture]
 
     @property
     def attention_scale(self) -> float:
-        """Factor of q.k: 1 / sqrt(head_dim)."""
-        return float(self.head_dim**-0.5)
+        """Factor of q.k: 1 / sqrt(head_dim), for most."""
+        wide = self.num_layers == self.traits.wide_heads
+        return 1 / sqrt(self.hidden // self.num_heads if wide else self.head_dim)
 
-    def rope(self, frequency_factors: list[float] | None) -> Rope:
-        """The rotary embedding; `frequency_factors` is the file's `rope_freqs.weight`, if any."""
-        interleaved = ARCHITECTURES[self.architecture].rope_interleaved
-        return build_rope(
-            self.rope_dim, self.rope_base, self.rope_scaling, frequency_factors, interleaved
-        )
+    @property
+    def embedding_scale(self) -> float:
+        """Factor of a token's vector."""
+        return sqrt(self.hidden) if self.traits.scaled_embedding else 1.0
+
+    def ropes(self, frequency_factors: list[float] | None) -> tuple[Rope, ...]:
+        """The rotary embedding, and then that of layers with a window, if it is another.
+
+        frequency_factors: the file's divisors of frequencies, if any
+        """
+        interleaved = self.traits.rope_interleaved
+        bases = (self.rope_base, self.rope_scaling, frequency_factors)
+        ropes = [build_rope(self.rope_dim, *bases, interleaved)]
+        if self.local_rope_base is not None:
+            ropes.append(build_rope(self.rope_dim, self.local_rope_base, PLAIN, None, interleaved))
+        return tuple(ropes)
+
+    def rope_of(self, layer: int) -> int:
+        """Index of the layer's rope."""
+        return int(self.local_rope_base is not None and self.windows[layer] > 0)
 
 
 def read_spec(file: GGUFFile) -> DecoderSpec:
@@ -93,25 +164,64 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
         raise UnsupportedModelError(
             f"{file.path}: mixture-of-experts models ({experts} experts) are not supported"
         )
+    traits = ARCHITECTURES[architecture]
     num_heads, hidden = count("attention.head_count"), count("embedding_length")
     head_dim = count("attention.key_length", max(1, hidden // num_heads))
+    num_layers, scaling = count("block_count"), read_scaling(file, architecture)
+    context_length = count("context_length")
     spec = DecoderSpec(
         architecture=architecture,
         name=file.get("general.name", str, file.path.stem),
-        num_layers=count("block_count"),
+        num_layers=num_layers,
         hidden=hidden,
         feed_forward=count("feed_forward_length"),
         num_heads=num_heads,
         num_kv_heads=count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        context_length=count("context_length"),
+        context_length=(
+            min(context_length, scaling.original_context)
+            if scaling.kind == LONGROPE
+            else context_length
+        ),
         norm_eps=file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float),
         rope_dim=count("rope.dimension_count", head_dim),
         rope_base=file.get(f"{architecture}.rope.freq_base", float, 10000.0),
-        rope_scaling=read_scaling(file, architecture),
+        rope_scaling=scaling,
+        local_rope_base=(
+            None
+            if traits.local_rope_base is None
+            else file.get(f"{architecture}.rope.freq_base_swa", float, traits.local_rope_base)
+        ),
+        windows=_windows(file, architecture, num_layers),
+        soft_caps=(
+            file.get(f"{architecture}.attn_logit_softcapping", float, traits.soft_caps[0]),
+            file.get(f"{architecture}.final_logit_softcapping", float, traits.soft_caps[1]),
+        ),
     )
     _check(file, spec)
     return spec
+
+
+def _windows(file: GGUFFile, architecture: str, num_layers: int) -> tuple[int, ...]:
+    """Of each layer, how many positions it sees; 0 for all."""
+    traits = ARCHITECTURES[architecture]
+    if traits.window is None:
+        return (0,) * num_layers
+    key = f"{architecture}.attention.sliding_window"
+    window = file.get(key, int, traits.window)
+    pattern = file.metadata.get(f"{key}_pattern", traits.full_every)
+    if isinstance(pattern, np.ndarray):
+        windowed = [bool(each) for each in pattern]
+    elif isinstance(pattern, int) and pattern >= 0:
+        windowed = [pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers)]
+    else:
+        windowed = []
+    if len(windowed) != num_layers or not 0 <= window <= 2**31 - 1:
+        raise GGUFError(
+            f"{file.path}: key {key!r} or {key + '_pattern'!r}: expected a number of positions, "
+            f"and a period or a value for each of {num_layers} layers; use another conversion"
+        )
+    return tuple(window if each else 0 for each in windowed)
 
 
 def _check(file: GGUFFile, spec: DecoderSpec) -> None:
@@ -136,8 +246,14 @@ def _check(file: GGUFFile, spec: DecoderSpec) -> None:
             f"{file.path}: values of size {value_dim} beside keys of size {spec.head_dim} "
             "are not supported"
         )
-    if not (0 < spec.norm_eps < 1 and 1 <= spec.rope_base < 1e30):
+    bases = [spec.rope_base, *([] if spec.local_rope_base is None else [spec.local_rope_base])]
+    if not (0 < spec.norm_eps < 1 and all(1 <= base < 1e30 for base in bases)):
         raise GGUFError(
-            f"{file.path}: expected a norm epsilon between 0 and 1 and a rope base from 1, found "
-            f"{spec.norm_eps} and {spec.rope_base}; use a complete conversion of the model"
+            f"{file.path}: expected a norm epsilon between 0 and 1 and rope bases from 1, found "
+            f"{spec.norm_eps} and {bases}; use a complete conversion of the model"
+        )
+    if not all(cap == 0 or 1e-3 <= cap < 1e6 for cap in spec.soft_caps):
+        raise GGUFError(
+            f"{file.path}: expected soft caps of logits of 0, or from 0.001 to 1000000, found "
+            f"{list(spec.soft_caps)}; use a complete conversion of the model"
         )

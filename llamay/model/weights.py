@@ -1,5 +1,7 @@
 """The tensors of a decoder, by GGUF's names, checked against its spec before they are used."""
 
+from collections.abc import Sequence
+
 from llamay.errors import GGUFError
 from llamay.formats import Tensor
 from llamay.gguf import GGUFFile
@@ -14,6 +16,20 @@ class Weights:
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
         """A tensor of shape [rows, columns]. Raises GGUFError if it is missing or another."""
         return self._checked(name, (rows, columns))
+
+    def fused(self, name: str, rows: Sequence[int], columns: int) -> list[Tensor]:
+        """Matrices [rows, columns] that one tensor holds, one below the other.
+
+        Raises GGUFError if it is missing or of another shape.
+        """
+        whole = self.matrix(name, sum(rows), columns)
+        row_bytes = whole.format.row_bytes(columns)
+        parts, start = [], 0
+        for number, count in enumerate(rows):
+            data = whole.data[start * row_bytes : (start + count) * row_bytes]
+            parts.append(Tensor(f"{name}[{number}]", whole.format, (count, columns), data))
+            start += count
+        return parts
 
     def vector(self, name: str, length: int) -> Tensor:
         """A tensor of shape [length]. Raises GGUFError if it is missing or another."""

@@ -15,13 +15,13 @@ from llamay.model.decoder import Rows
 from tests.metal.doubles import Doubles
 from tests.metal.test_pages import addresses
 from tests.model.running import load_tiny, tokens
-from tests.tiny_models import TinyConfig
+from tests.tiny_models import CONFIGS, TinyConfig
 
 
 class Runs:
     """The same steps with graphs made ahead and without; demands equal results."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, config):
         self.hits = []
         real = StepAhead.take
 
@@ -35,7 +35,7 @@ class Runs:
         for make_kernel in (None, lambda **_: None):
             kernels = MetalKernels(make_kernel)
             kernels.kernels = Doubles()
-            self.decoders.append(load_tiny(folder, TinyConfig(), Format.Q4_1, kernels))
+            self.decoders.append(load_tiny(folder, config, Format.Q4_1, kernels))
 
     def new_caches(self, page_tokens=16):
         return [
@@ -62,7 +62,13 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    return Runs(tmp_path, monkeypatch)
+    return Runs(tmp_path, monkeypatch, TinyConfig())
+
+
+@pytest.fixture
+def windowed_runs(tmp_path, monkeypatch):
+    """Of a model with a window in one layer, and a rope for each."""
+    return Runs(tmp_path, monkeypatch, CONFIGS["gemma3"])
 
 
 def new_contexts(caches):
@@ -80,6 +86,17 @@ def test_decoding_uses_it_but_where_a_page_begins(runs):
     hits = [runs.step(caches, [(context, [token])], best=1) for token in range(20, 60)]
     # The first follows a prefill; positions 16 and 32 take a page.
     assert [5 + index for index, hit in enumerate(hits) if not hit] == [5, 16, 32]
+
+
+def test_windows_move_on_and_each_rope_turns(windowed_runs):
+    """Past the first window's end; also of rows whose windows begin elsewhere."""
+    caches = windowed_runs.new_caches(64)
+    trunk = new_contexts(caches)
+    windowed_runs.step(caches, [(trunk, tokens(15, seed=1))])
+    branch = forks(trunk)
+    windowed_runs.step(caches, [(trunk, tokens(5, seed=2)), (branch, [7])])
+    hits = [windowed_runs.step(caches, [(trunk, [t]), (branch, [t + 1])]) for t in range(20)]
+    assert hits == [False] + [True] * 19
 
 
 def test_it_writes_in_place(runs):

@@ -7,6 +7,7 @@ long as nothing is evaluated; the graph is then written out, and its primitives 
 import io
 import re
 from collections import Counter
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -17,12 +18,13 @@ from llamay.mlx_kernels import Control
 from llamay.mlx_kernels.metal import MetalKernels
 from llamay.model.decoder import Rows
 from tests.model.running import load_tiny, tokens
-from tests.tiny_models import TinyConfig
+from tests.tiny_models import CONFIGS, TinyConfig
 
 # Primitives that give another view of the same memory and launch nothing: rows of a step are
 # contiguous.
 VIEWS = {"Squeeze", "Broadcast", "Reshape"}
 CONFIG = TinyConfig(arch="qwen2", layers=3)
+GEMMA = replace(CONFIGS["gemma2"], layers=3)
 
 
 class EvaluationError(Exception):
@@ -82,3 +84,16 @@ def test_a_prefill_takes_10_launches_a_layer_and_3_besides(decoder, monkeypatch,
     """Norms by themselves; the last row picked."""
     found = primitives_of_a_step(decoder, KVPrecision.F32, [256], monkeypatch, tmp_path)
     assert launches(found) == 10 * CONFIG.layers + 3
+
+
+@pytest.mark.parametrize(
+    ("config", "a_layer"),
+    [(replace(CONFIG, arch="qwen3"), 8), (GEMMA, 10), (replace(GEMMA, arch="gemma3"), 10)],
+)
+def test_norms_of_heads_take_no_launch_and_norms_of_what_is_added_one_each(
+    config, a_layer, monkeypatch, tmp_path
+):
+    decoder = load_tiny(tmp_path, config, Format.Q4_1, MetalKernels())
+    for count, more in [(1, 2), (256, 2 * config.layers + 3)]:
+        found = primitives_of_a_step(decoder, KVPrecision.F32, [count], monkeypatch, tmp_path)
+        assert launches(found) == a_layer * config.layers + more

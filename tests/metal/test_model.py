@@ -1,6 +1,8 @@
 """Whole models through the Metal kernels and MLX's graph: near the oracle, and exact among
 themselves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,16 +26,17 @@ from tests.model.running import (
     step,
     tokens,
 )
-from tests.tiny_models import TinyConfig, tiny_metadata, tiny_tensors
+from tests.tiny_models import CONFIGS, TinyConfig, tiny_metadata, tiny_tensors
 
 # Both sides of a tile of 8 rows, of pages of 16 and of a run of 256 positions.
 LENGTH, PREFILL = 270, 245
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", CONFIGS)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
 def test_tiny_models_give_the_references_logits(quick_metal, tmp_path, arch, format):
-    config, ids = TinyConfig(arch=arch), tokens(12, seed=1)
+    """Of more positions than the models' windows have."""
+    config, ids = CONFIGS[arch], tokens(33, seed=1)
     kernels = MetalKernels(quick_metal.metal_kernel)
     found = plain(load_tiny(tmp_path, config, format, kernels), ids)
     expected = plain(load_tiny(tmp_path, config, format, ReferenceKernels()), ids)
@@ -43,21 +46,23 @@ def test_tiny_models_give_the_references_logits(quick_metal, tmp_path, arch, for
 # --- exactness --------------------
 
 
+# The windows end within a run, reach into the run before, or leave a run out; one layer has none.
 MODELS = [
-    ("llama", Format.Q4_1, KVPrecision.F32),
-    ("qwen2", Format.Q8_0, KVPrecision.F16),
-    ("llama", Format.F16, KVPrecision.VQ8),
-    ("qwen2", Format.Q4_0, KVPrecision.Q8),
+    (TinyConfig(), Format.Q4_1, KVPrecision.F32),
+    (TinyConfig(arch="qwen2"), Format.Q8_0, KVPrecision.F16),
+    (TinyConfig(), Format.F16, KVPrecision.VQ8),
+    (TinyConfig(arch="qwen2"), Format.Q4_0, KVPrecision.Q8),
+    (replace(CONFIGS["gemma2"], window=100), Format.Q4_1, KVPrecision.F32),
+    (replace(CONFIGS["gemma3"], window=260), Format.Q8_0, KVPrecision.F16),
+    (replace(CONFIGS["gemma3"], window=9), Format.Q4_0, KVPrecision.Q8),
 ]
 
 
 class Model:
     """A tiny model, and the logits of LENGTH tokens of one context in one step."""
 
-    def __init__(self, folder, metal, arch, format, precision):
-        self.decoder = load_tiny(
-            folder, TinyConfig(arch=arch), format, MetalKernels(metal.metal_kernel)
-        )
+    def __init__(self, folder, metal, config, format, precision):
+        self.decoder = load_tiny(folder, config, format, MetalKernels(metal.metal_kernel))
         self.precision, self.ids = precision, tokens(LENGTH, seed=2)
         cache = self.cache()
         self.wanted = extend(self.decoder, cache, cache.new_context(), self.ids)
@@ -79,7 +84,9 @@ class Model:
         return None
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]}-{m[1].name}-{m[2].value}")
+@pytest.fixture(
+    scope="module", params=MODELS, ids=lambda m: f"{m[0].arch}-{m[1].name}-{m[2].value}"
+)
 def model(request, shared_metal, tmp_path_factory):
     return Model(tmp_path_factory.mktemp("model"), shared_metal, *request.param)
 

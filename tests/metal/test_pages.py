@@ -105,10 +105,10 @@ def test_each_layer_is_written_before_anything_reads_it(decoder, monkeypatch):
     written = []
     attend = decoder.kernels.kernels.attend
 
-    def noted(queries, positions, span, items, places, slabs, scale, layout):
+    def noted(queries, positions, span, items, places, slabs, *others):
         words = np.array(slabs[0]).reshape(-1)
         written.append(np.count_nonzero(words) > 0)
-        return attend(queries, positions, span, items, places, slabs, scale, layout)
+        return attend(queries, positions, span, items, places, slabs, *others)
 
     monkeypatch.setattr(decoder.kernels.kernels, "attend", noted)
     cache = new_cache(decoder)

@@ -14,7 +14,7 @@ from llamay.mlx_kernels.metal.kernels import SIGNATURES
 from llamay.model.decoder import Rows
 from tests.metal.signature import ATTRIBUTES, Kernel, Operand, Template, variant_of
 from tests.model.running import load_tiny, tokens
-from tests.tiny_models import TinyConfig
+from tests.tiny_models import CONFIGS
 
 GRID = {"grid": (64, 1, 1), "threadgroup": (32, 1, 1)}
 
@@ -109,8 +109,9 @@ def test_the_text_is_what_mlx_writes(
     assert text == mlx_text(kernel, inputs, outputs, template, tmp_path, capfd)
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "gemma3"])
 def test_so_is_that_of_every_kernel_of_a_model(
-    quick_metal: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    quick_metal: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], arch: str
 ) -> None:
     """Each variant that a prefill of 9 rows and the decoding of 1 row call, whatever their size."""
     calls = {}
@@ -127,7 +128,7 @@ def test_so_is_that_of_every_kernel_of_a_model(
 
         return call
 
-    decoder = load_tiny(tmp_path, TinyConfig(arch="qwen2"), Format.Q4_1, MetalKernels(make))
+    decoder = load_tiny(tmp_path, CONFIGS[arch], Format.Q4_1, MetalKernels(make))
     cache = Cache(decoder.kernels, decoder.layout(64))
     context = cache.new_context()
     for ids in (tokens(9, seed=1), [7]):

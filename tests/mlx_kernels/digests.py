@@ -22,7 +22,7 @@ from llamay.mlx_kernels import _cpu
 from tests.block_codes import SUPERBLOCKS
 from tests.mlx_kernels.small_model import FORMATS, MIXED, SmallModel, tokens
 from tests.quantisers import quantise
-from tests.tiny_models import TinyConfig, random_integers
+from tests.tiny_models import CONFIGS, TinyConfig, random_integers
 
 F32 = NDArray[np.float32]
 
@@ -51,6 +51,10 @@ MODELS = {
             KVPrecision.F32,
         )
         for format in NEW_FORMATS
+    },
+    **{
+        f"{arch} long": (CONFIGS[arch], Format.Q4_1, 280, KVPrecision.F32)
+        for arch in ("qwen3", "gemma2", "gemma3", "phi3")
     },
     "qwen2 mixed": (TinyConfig(**WIDE | {"arch": "qwen2"}), MIXED, 40, KVPrecision.F32),
     "llama yarn long": (TinyConfig(rope="yarn", layers=1), Format.Q4_1, 270, KVPrecision.F32),

@@ -350,14 +350,14 @@ def stored(x, element):
     return np.concatenate([np.rint(x / scales), scales], axis=-1)
 
 
-def attend_run(q, keys, values, seen, scale):
+def attend_run(q, keys, values, seen, scale, soft_cap):
     """`contract.attend_run` of stored keys and values."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat(group, axis=1), values.repeat(group, axis=1)
     scores = np.zeros((*q.shape[:2], len(keys)), np.float32)
     for d in range(q.shape[2]):
         scores = contract.fma(keys.T[d][None], q[:, :, d, None], scores)
-    scores = scores * keys.T[-1][None] * np.float32(scale)
+    scores = contract.soft_capped(scores * keys.T[-1][None] * np.float32(scale), soft_cap)
     scores = np.where(seen[:, None], scores, np.float32(-np.inf))
     largest = scores.max(axis=2)
     weights = contract.exp32(scores - largest[:, :, None])
@@ -372,8 +372,10 @@ def attend_run(q, keys, values, seen, scale):
     return largest, contract.sum_lanes(lanes), acc
 
 
-def exact_attention(q, k, v, scale):
-    """The formula in float64, of stored keys and values."""
+def exact_attention(q, k, v, scale, window, soft_cap):
+    """The formula in float64, of stored keys and values; no window, no cap."""
+    assert not window
+    assert not soft_cap
     k, v = (x[..., :-1].astype(np.float64) * x[..., -1:] for x in (k, v))
     group = q.shape[1] // k.shape[1]
     scores = np.einsum("phd,thd->hpt", q, k.repeat(group, axis=1)) * scale

@@ -32,10 +32,19 @@ FORMATS = (
 )  # fmt: skip
 
 
-def shape(heads, kv_heads, head_dim, hidden, ffn):
+def shape(heads, kv_heads, head_dim, hidden, ffn, **others):
     return TinyConfig(
-        layers=1, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden, ffn=ffn
+        layers=1,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        ffn=ffn,
+        **others,
     )
+
+
+WINDOWED = {"arch": "gemma2", "tied": True, "soft_cap": 1.5}
 
 
 # Groups of 1 to 16 queries a key, heads of 32 to 256, odd multiples of 32 for rows and columns.
@@ -48,12 +57,19 @@ SHAPES = [
     shape(7, 1, 160, 32, 96),
     shape(16, 2, 32, 288, 96),
     shape(16, 1, 48, 96, 32),
+    shape(5, 1, 80, 96, 32, window=9, **WINDOWED),
+    shape(16, 2, 32, 32, 96, window=33, **WINDOWED),
 ]
-LONG = [shape(16, 1, 32, 32, 32), shape(3, 1, 256, 32, 32)]
+LONG = [
+    shape(16, 1, 32, 32, 32),
+    shape(3, 1, 256, 32, 32),
+    shape(16, 1, 32, 32, 32, window=100, **WINDOWED),
+]
 
 
 def shape_id(config):
-    return f"{config.heads}x{config.head_dim}-kv{config.kv_heads}-{config.hidden}-{config.ffn}"
+    sizes = f"{config.heads}x{config.head_dim}-kv{config.kv_heads}-{config.hidden}-{config.ffn}"
+    return f"{sizes}-window{config.window}" if config.window else sizes
 
 
 def expected(folder, decoder, ids):

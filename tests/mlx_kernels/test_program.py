@@ -37,9 +37,9 @@ def matrix(rows, columns):
     return (0, rows, columns, packed)
 
 
-def new_program(*, shape=SHAPE, inverse=None, scale=0.25):
-    inverse = np.ones(HEAD_DIM // 2) if inverse is None else inverse
-    return _cpu.Program(*shape, inverse, 1.0, scale)
+def new_program(*, shape=SHAPE, inverse=None, magnitudes=(1.0,), scale=0.25):
+    inverse = np.ones(HEAD_DIM // 2 * len(magnitudes)) if inverse is None else inverse
+    return _cpu.Program(*shape, inverse, np.array(magnitudes, np.float64), scale)
 
 
 def attention_input(**changes):
@@ -53,19 +53,35 @@ def attention_input(**changes):
         "query_bias": None,
         "key_bias": None,
         "value_bias": None,
+        "query_norm": None,
+        "key_norm": None,
+        "rope": 0,
     }
     return tuple((arguments | changes).values())
 
 
 def complete(program):
-    program.add_embed(matrix(VOCAB, HIDDEN))
+    program.add_embed(matrix(VOCAB, HIDDEN), 1.0)
     program.add_attention_input(*attention_input())
-    program.add_attention(0)
-    program.add_attention_output(matrix(HIDDEN, HEADS * HEAD_DIM))
-    gate, up, down = matrix(FFN, HIDDEN), matrix(FFN, HIDDEN), matrix(HIDDEN, FFN)
-    program.add_feed_forward(NORM, 1e-5, gate, up, down)
-    program.add_logits(NORM, 1e-5, matrix(VOCAB, HIDDEN))
+    program.add_attention(0, 0, 0.0)
+    program.add_attention_output(matrix(HIDDEN, HEADS * HEAD_DIM), None, 0.0)
+    program.add_feed_forward(*feed_forward())
+    program.add_logits(NORM, 1e-5, matrix(VOCAB, HIDDEN), 0.0)
     return program
+
+
+def feed_forward(**changes):
+    arguments = {
+        "norm": NORM,
+        "eps": 1e-5,
+        "gate": matrix(FFN, HIDDEN),
+        "up": matrix(FFN, HIDDEN),
+        "down": matrix(HIDDEN, FFN),
+        "activation": "silu",
+        "post_norm": None,
+        "post_eps": 0.0,
+    }
+    return tuple((arguments | changes).values())
 
 
 def int32(*values):
@@ -193,19 +209,26 @@ def test_more_rotated_dimensions_than_a_head_has_raise():
         new_program(inverse=np.ones(HEAD_DIM // 2 + 1))
 
 
+@pytest.mark.parametrize("magnitudes", [(), (1.0, 1.0)])
+def test_ropes_that_do_not_share_out_the_frequencies_raise(magnitudes):
+    with pytest.raises(ValueError, match="rope size"):
+        new_program(inverse=np.ones(HEAD_DIM // 2 + 1), magnitudes=magnitudes)
+
+
 SHORT = (0, VOCAB, HIDDEN, bytearray(10))
 
 
 @pytest.mark.parametrize(
     ("method", "given"),
     [
-        ("add_embed", (None,)),
-        ("add_embed", (matrix(VOCAB + 1, HIDDEN),)),
-        ("add_embed", (matrix(VOCAB, HIDDEN + 1),)),
-        ("add_embed", (SHORT,)),
-        ("add_embed", ((14, VOCAB, HIDDEN, bytearray(2**20)),)),
-        ("add_embed", ((2, VOCAB, 33, bytearray(2**20)),)),
-        ("add_embed", ((0, -1, HIDDEN, bytearray(2**20)),)),
+        ("add_embed", (None, 1.0)),
+        ("add_embed", (matrix(VOCAB, HIDDEN), None)),
+        ("add_embed", (matrix(VOCAB + 1, HIDDEN), 1.0)),
+        ("add_embed", (matrix(VOCAB, HIDDEN + 1), 1.0)),
+        ("add_embed", (SHORT, 1.0)),
+        ("add_embed", ((14, VOCAB, HIDDEN, bytearray(2**20)), 1.0)),
+        ("add_embed", ((2, VOCAB, 33, bytearray(2**20)), 1.0)),
+        ("add_embed", ((0, -1, HIDDEN, bytearray(2**20)), 1.0)),
         ("add_attention_input", attention_input(layer=-1)),
         ("add_attention_input", attention_input(layer=2**31 - 1)),
         ("add_attention_input", attention_input(layer=2**40)),
@@ -213,16 +236,26 @@ SHORT = (0, VOCAB, HIDDEN, bytearray(10))
         ("add_attention_input", attention_input(norm=NORM[:-1])),
         ("add_attention_input", attention_input(key=matrix(HEADS * HEAD_DIM, HIDDEN))),
         ("add_attention_input", attention_input(value_bias=NORM)),
-        ("add_attention", (-1,)),
-        ("add_attention", (2**31 - 1,)),
-        ("add_attention_output", (matrix(HIDDEN, HIDDEN + 16),)),
-        ("add_feed_forward", (NORM, 1e-5, *[matrix(FFN, HIDDEN)] * 3)),
-        (
-            "add_feed_forward",
-            (NORM, 1e-5, matrix(FFN, HIDDEN), matrix(16, HIDDEN), matrix(HIDDEN, FFN)),
-        ),
-        ("add_logits", (None, 1e-5, matrix(VOCAB, HIDDEN))),
-        ("add_logits", (NORM, 1e-5, matrix(VOCAB - 1, HIDDEN))),
+        ("add_attention_input", attention_input(query_norm=NORM)),
+        ("add_attention_input", attention_input(key_norm=NORM)),
+        ("add_attention_input", attention_input(rope=-1)),
+        ("add_attention_input", attention_input(rope=1)),
+        ("add_attention", (-1, 0, 0.0)),
+        ("add_attention", (2**31 - 1, 0, 0.0)),
+        ("add_attention", (0, -1, 0.0)),
+        ("add_attention", (0, 2**31, 0.0)),
+        ("add_attention", (0, 0, -1.0)),
+        ("add_attention", (0, 0, float("nan"))),
+        ("add_attention", (0, 0, float("inf"))),
+        ("add_attention_output", (matrix(HIDDEN, HIDDEN + 16), None, 0.0)),
+        ("add_attention_output", (matrix(HIDDEN, HIDDEN), NORM[1:], 0.0)),
+        ("add_feed_forward", feed_forward(down=matrix(FFN, HIDDEN))),
+        ("add_feed_forward", feed_forward(up=matrix(16, HIDDEN))),
+        ("add_feed_forward", feed_forward(activation="relu")),
+        ("add_feed_forward", feed_forward(post_norm=NORM[1:])),
+        ("add_logits", (None, 1e-5, matrix(VOCAB, HIDDEN), 0.0)),
+        ("add_logits", (NORM, 1e-5, matrix(VOCAB - 1, HIDDEN), 0.0)),
+        ("add_logits", (NORM, 1e-5, matrix(VOCAB, HIDDEN), -1.0)),
     ],
 )
 def test_wrong_operations_raise_and_are_not_added(method, given):
@@ -239,8 +272,8 @@ def test_operations_that_are_refused_hold_nothing_and_fill_nothing():
     gate = matrix(FFN, HIDDEN)
     for _ in range(200):
         with pytest.raises(ValueError, match="is needed"):
-            program.add_feed_forward(NORM, 1e-5, gate, gate, gate)
-    program.add_attention(0)
+            program.add_feed_forward(*feed_forward(gate=gate, up=gate, down=gate))
+    program.add_attention(0, 0, 0.0)
     gate[3].append(0)  # raises while somebody holds the buffer
     step = arguments()
     assert run(program, step)
@@ -249,12 +282,12 @@ def test_operations_that_are_refused_hold_nothing_and_fill_nothing():
 
 def test_an_operation_wider_than_those_that_ran_before_finds_room():
     program = new_program()
-    program.add_embed(matrix(VOCAB, HIDDEN))
+    program.add_embed(matrix(VOCAB, HIDDEN), 1.0)
     assert run(program, arguments())
     wide = 64 * FFN
     gate, up, down = matrix(wide, HIDDEN), matrix(wide, HIDDEN), matrix(HIDDEN, wide)
-    program.add_feed_forward(NORM, 1e-5, gate, up, down)
-    program.add_logits(NORM, 1e-5, matrix(VOCAB, HIDDEN))
+    program.add_feed_forward(*feed_forward(gate=gate, up=up, down=down))
+    program.add_logits(NORM, 1e-5, matrix(VOCAB, HIDDEN), 0.0)
     step = arguments()
     assert run(program, step)
     assert np.isfinite(step.logits).all()

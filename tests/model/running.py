@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from llamay.mlx_kernels.cpu import CpuKernels
 from llamay.model.decoder import Decoder, Rows
 from tests.mlx_kernels.small_model import FORMATS as FORMATS
 from tests.mlx_kernels.small_model import MIXED as MIXED
-from tests.tiny_models import VOCAB, TinyConfig, random_integers, write_tiny_model
+from tests.tiny_models import CONFIGS, VOCAB, TinyConfig, random_integers, write_tiny_model
 
 F32 = NDArray[np.float32]
 
@@ -43,7 +44,7 @@ def config_for(format: Format | Sequence[Format], **changes: Any) -> TinyConfig:
     formats = [format] if isinstance(format, Format) else format
     if max(each.block_len for each in formats) > 32:
         changes = {"hidden": 256, "ffn": 256, "head_dim": 64} | changes
-    return TinyConfig(**changes)
+    return replace(CONFIGS[changes.get("arch", "llama")], **changes)
 
 
 def load_tiny(

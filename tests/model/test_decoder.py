@@ -15,7 +15,7 @@ from llamay.mlx_kernels.reference import ReferenceKernels
 from llamay.model.decoder import Decoder, Rows
 from tests.gguf_writer import TensorData, float_tensor, write_gguf
 from tests.model.running import FORMATS, cpu_kernels, extend, new_cache, plain
-from tests.tiny_models import TinyConfig, tiny_metadata, tiny_tensors
+from tests.tiny_models import CONFIGS, TinyConfig, tiny_metadata, tiny_tensors
 
 
 def decoder_of(folder, metadata, tensors, kernels=None):
@@ -221,6 +221,21 @@ def test_weights_that_are_no_numbers_give_numerics_error(tmp_path, format, name,
         with pytest.raises(NumericsError):
             extend(decoder, cache, context, [5, 6, 7])
         assert (context.length, cache.live_pages) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_q.weight", "blk.0.attn_v.weight", "blk.0.ffn_gate.weight",
+     "blk.0.post_attention_norm.weight", "blk.1.post_ffw_norm.weight", "output_norm.weight"],
+)  # fmt: skip
+def test_soft_caps_hide_no_weights_that_are_no_numbers(tmp_path, name):
+    config = CONFIGS["gemma2"]
+    tensors = tiny_tensors(config)
+    tensors[name] = poisoned(tensors[name], float("nan"))
+    for isa in _cpu.kernel_sets():
+        decoder = decoder_of(tmp_path, tiny_metadata(config), tensors, cpu_kernels(isa))
+        with pytest.raises(NumericsError):
+            plain(decoder, [5, 6, 7])
 
 
 # --- steps --------------------

@@ -48,7 +48,8 @@ PAGES = (16, 64, 128)
 LENGTH, JOIN = 300, 250
 COMPANIONS = [11 * number for number in range(1, 8)]
 MODELS = [(arch, format) for arch in ("llama", "qwen2") for format in FORMATS]
-MODELS.append(("llama", MIXED))
+MODELS += [("llama", MIXED), ("qwen3", Format.Q4_0), ("gemma2", Format.Q4_1)]
+MODELS += [("gemma3", Format.Q8_0), ("phi3", Format.F16)]
 FULL = ("llama", Format.Q4_1)
 EVERY = 7  # shares no divisor with the number of threads, chunks, pages or batches
 
@@ -111,10 +112,12 @@ def test_threads_chunks_pages_and_batches_change_no_bit(model, isa):
     assert not differing
 
 
-@pytest.fixture(scope="module", params=[FULL, ("qwen2", Format.Q8_0)], ids=model_id)
+@pytest.fixture(
+    scope="module", params=[FULL, ("qwen2", Format.Q8_0), ("gemma2", Format.Q8_0)], ids=model_id
+)
 def load(request, tmp_path_factory):
     arch, format = request.param
-    return loader(tmp_path_factory.mktemp("model"), TinyConfig(arch=arch), format)
+    return loader(tmp_path_factory.mktemp("model"), config_for(format, arch=arch), format)
 
 
 # Either side of a page's end, of a run's end, of both, and in the first page.

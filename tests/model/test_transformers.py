@@ -10,7 +10,7 @@ from llamay.formats import Format
 from llamay.mlx_kernels import _cpu
 from llamay.mlx_kernels.reference import ReferenceKernels
 from tests.model.running import cpu_kernels, load_tiny, plain
-from tests.tiny_models import TinyConfig
+from tests.tiny_models import CONFIGS, TinyConfig
 
 RECORDED = sorted(
     (Path(__file__).resolve().parent.parent.parent / "testdata" / "transformers").glob("*.npz")
@@ -30,6 +30,12 @@ def test_logits_are_those_of_transformers(tmp_path, path, kernels):
 
 def test_every_architecture_and_rope_scaling_is_recorded():
     configs = [json.loads(str(np.load(path)["config"])) for path in RECORDED]
-    assert {config["arch"] for config in configs} == {"llama", "qwen2"}
-    assert {config["rope"] for config in configs} == {"none", "linear", "llama3", "yarn"}
+    assert {config["arch"] for config in configs} == set(CONFIGS)
+    assert {config["rope"] for config in configs} == {
+        "none",
+        "linear",
+        "llama3",
+        "yarn",
+        "longrope",
+    }
     assert {config["tied"] for config in configs} == {True, False}

@@ -4,13 +4,13 @@
  */
 #include "attention.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MAX_SPLIT_ROWS = 16 }; /* steps of more rows have enough chunks without splitting runs */
 
-
-/* Positions of the run that a row sees; 0 or less if it sees none. */
+/* Positions of the run up to the row's own; 0 or less if there are none. */
 static int visible_in_run(const Step *step, int32_t row, int run) {
     int64_t visible = (int64_t)step->positions[row] + 1 - (int64_t)run * RUN_TOKENS;
     return visible > RUN_TOKENS ? RUN_TOKENS : (int)visible;
@@ -111,12 +111,18 @@ typedef struct {
     const Program *program;
     const Step *step;
     const AttentionPlan *plan;
-    int layer;
+    const Operation *op;
     const float *queries;
     float *partials, *workspace, *out;
     int64_t items; /* chunks of all KV heads */
     int threads;
 } AttentionJob;
+
+/* The first position that a row sees. */
+static int64_t first_seen(const AttentionJob *job, int32_t row) {
+    int64_t before = (int64_t)job->step->positions[row] + 1 - job->op->window;
+    return job->op->window && before > 0 ? before : 0;
+}
 
 static int32_t query_row(const AttentionJob *job, const AttentionChunk *chunk, int query) {
     int group = job->program->shape.num_heads / job->program->shape.num_kv_heads;
@@ -148,7 +154,7 @@ static const uint8_t *stored_group(const AttentionJob *job, const ChunkRun *at, 
     const PageLayout *layout = &job->step->layout;
     int64_t position = (int64_t)at->run * RUN_TOKENS + group * LANES;
     int offset = (int)(position % layout->page_tokens);
-    uint8_t *head = page_head(layout, page_at(job->step, row, position), job->layer, at->kv_head);
+    uint8_t *head = page_head(layout, page_at(job->step, row, position), job->op->layer, at->kv_head);
     *scales = group_scales(layout, head, part, offset);
     return group_elements(layout, head, part, offset);
 }
@@ -184,12 +190,15 @@ static void attend_run(const AttentionJob *job, const ChunkRun *at, const ChunkR
                          .value_format = step->layout.format[VALUES],
                          .head_dim = shape->head_dim,
                          .scale = shape->attention_scale,
+                         .soft_cap = job->op->soft_cap,
                          .scores = scores};
     int32_t furthest = -1;
     int most = 0;
     for (int q = 0; q < at->chunk->queries; q++) {
         int32_t row = query_row(job, at->chunk, q), visible = visible_in_run(step, row, at->run);
-        if (visible <= 0) continue;
+        int64_t first = first_seen(job, row) - (int64_t)at->run * RUN_TOKENS;
+        if (visible <= 0 || first >= RUN_TOKENS) continue;
+        task.first[task.rows] = first > 0 ? (int)first : 0;
         task.queries[task.rows] = job->queries + query_head(job, at->chunk, at->kv_head, q) * shape->head_dim;
         task.visible[task.rows] = visible;
         task.out[task.rows++] = results[q];
@@ -198,6 +207,7 @@ static void attend_run(const AttentionJob *job, const ChunkRun *at, const ChunkR
             furthest = row;
         }
     }
+    if (task.rows == 0) return;
     int groups = (most + LANES - 1) / LANES;
     for (int g = 0; g < groups; g++) {
         task.keys[g] = stored_group(job, at, furthest, g, KEYS, &task.key_scales[g]);
@@ -213,23 +223,25 @@ static void attend_every_run(const AttentionJob *job, const ChunkRun *first, con
     const ModelShape *shape = &job->program->shape;
     int64_t size = partial_size(shape);
     float *scores = workspace, *states = scores + ATTENTION_ROWS * SCORE_STRIDE, *nexts = states + ATTENTION_ROWS * size;
-    float *state[ATTENTION_ROWS], *partial[ATTENTION_ROWS];
-    int runs = 0;
+    float *results[ATTENTION_ROWS];
+    int first_runs[ATTENTION_ROWS], begin = INT_MAX, runs = 0;
     for (int q = 0; q < chunk->queries; q++) {
-        state[q] = states + q * size;
-        partial[q] = nexts + q * size;
-        int last = job->step->positions[query_row(job, chunk, q)] / RUN_TOKENS + 1;
+        int32_t row = query_row(job, chunk, q);
+        int last = job->step->positions[row] / RUN_TOKENS + 1;
+        first_runs[q] = (int)(first_seen(job, row) / RUN_TOKENS);
+        if (first_runs[q] < begin) begin = first_runs[q];
         if (last > runs) runs = last;
     }
-    for (int run = 0; run < runs; run++) {
+    for (int run = begin; run < runs; run++) {
         ChunkRun at = {chunk, first->kv_head, run}, after = {chunk, first->kv_head, run + 1};
-        attend_run(job, &at, run + 1 < runs ? &after : next, scores, run == 0 ? state : partial);
-        for (int q = 0; run > 0 && q < chunk->queries; q++)
-            if (visible_in_run(job->step, query_row(job, chunk, q), run) > 0)
-                job->program->kernels->merge(state[q], partial[q], shape->head_dim);
+        for (int q = 0; q < chunk->queries; q++) results[q] = (run == first_runs[q] ? states : nexts) + q * size;
+        attend_run(job, &at, run + 1 < runs ? &after : next, scores, results);
+        for (int q = 0; q < chunk->queries; q++)
+            if (run > first_runs[q] && visible_in_run(job->step, query_row(job, chunk, q), run) > 0)
+                job->program->kernels->merge(states + q * size, results[q], shape->head_dim);
     }
     for (int q = 0; q < chunk->queries; q++)
-        job->program->kernels->finish(state[q], shape->head_dim,
+        job->program->kernels->finish(states + q * size, shape->head_dim,
                                       job->out + query_head(job, chunk, first->kv_head, q) * shape->head_dim);
 }
 
@@ -258,17 +270,18 @@ static void merge_runs(void *argument, int64_t begin, int64_t end, int worker) {
     const ModelShape *shape = &job->program->shape;
     (void)worker;
     for (int64_t item = begin; item < end; item++) {
-        int runs = job->step->positions[item / shape->num_heads] / RUN_TOKENS + 1;
-        float *state = job->partials + item * job->plan->max_runs * partial_size(shape);
-        for (int run = 1; run < runs; run++)
-            job->program->kernels->merge(state, state + run * partial_size(shape), shape->head_dim);
+        int32_t row = (int32_t)(item / shape->num_heads);
+        int64_t first = first_seen(job, row) / RUN_TOKENS, last = job->step->positions[row] / RUN_TOKENS;
+        float *state = job->partials + (item * job->plan->max_runs + first) * partial_size(shape);
+        for (int64_t run = first + 1; run <= last; run++)
+            job->program->kernels->merge(state, state + (run - first) * partial_size(shape), shape->head_dim);
         job->program->kernels->finish(state, shape->head_dim, job->out + item * shape->head_dim);
     }
 }
 
-void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, int layer,
+void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, const Operation *op,
                  const float *queries, float *partials, float *workspace, float *out) {
-    AttentionJob job = {program, step, plan, layer, queries, partials, workspace, out,
+    AttentionJob job = {program, step, plan, op, queries, partials, workspace, out,
                         plan->num_chunks * program->shape.num_kv_heads, pool_threads(pool)};
     pool_run(pool, job.items, 1, attend_chunks, &job);
     if (plan->split) pool_run(pool, step->rows * program->shape.num_heads, 32, merge_runs, &job);

@@ -15,7 +15,9 @@ typedef struct {
 
 enum { EVERY_RUN = -1 };
 
-/* How a step's attention is split into chunks; the same for all layers. Results do not depend on it. */
+/* How a step's attention is split into chunks; the same for all layers, as if none had a window. Results do not
+ * depend on it.
+ */
 typedef struct {
     AttentionChunk *chunks;
     int64_t num_chunks, chunk_capacity;
@@ -35,8 +37,8 @@ int64_t partial_floats(const AttentionPlan *plan, const ModelShape *shape, const
 /* Floats of `workspace` per worker. */
 int64_t attention_workspace_floats(const ModelShape *shape);
 
-/* queries and out: [rows][num_heads][head_dim]. */
-void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, int layer,
+/* One layer's; queries and out: [rows][num_heads][head_dim]. */
+void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, const Operation *op,
                  const float *queries, float *partials, float *workspace, float *out);
 
 #endif

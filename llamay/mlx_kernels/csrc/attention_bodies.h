@@ -75,8 +75,8 @@ INLINE int score_some_rows(const AttentionRun *run, const KVFormat format, int f
     return score_rows(run, format, 1, first, begin, end);
 }
 
-INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int groups) {
-    for (int begin = 0; begin < groups; begin += NEAR_GROUPS) {
+INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int first, int groups) {
+    for (int begin = first; begin < groups; begin += NEAR_GROUPS) {
         int end = begin + NEAR_GROUPS < groups ? begin + NEAR_GROUPS : groups;
         for (int row = 0; row < run->rows;) row += score_some_rows(run, format, row, begin, end);
     }
@@ -87,16 +87,20 @@ INLINE void score_every_row(const AttentionRun *run, const KVFormat format, int 
  */
 INLINE void weigh_row(const AttentionRun *run, int row) {
     float *scores = run->scores + row * SCORE_STRIDE, *out = run->out[row];
-    int visible = run->visible[row], groups = (visible + LANES - 1) / LANES;
+    int first = run->first[row], visible = run->visible[row];
+    int begin = first / LANES, groups = (visible + LANES - 1) / LANES;
     vf lowest = v_set1(-INFINITY), largest = lowest, sum = v_set1(0.0f);
+    for (int g = begin; g < groups && run->soft_cap > 0.0f; g++)
+        v_store(scores + g * LANES, v_soft_cap(v_load(scores + g * LANES), v_set1(run->soft_cap)));
+    if (first % LANES) v_store(scores + begin * LANES, v_first(lowest, v_load(scores + begin * LANES), first % LANES));
     if (visible % LANES) {
         float *last = scores + (groups - 1) * LANES;
         v_store(last, v_first(v_load(last), lowest, visible % LANES));
     }
-    for (int g = 0; g < groups; g++) largest = v_max(largest, v_load(scores + g * LANES));
+    for (int g = begin; g < groups; g++) largest = v_max(largest, v_load(scores + g * LANES));
     out[PARTIAL_MAX] = v_largest(largest);
     largest = v_set1(out[PARTIAL_MAX]);
-    for (int g = 0; g < groups; g++) {
+    for (int g = begin; g < groups; g++) {
         vf w = v_exp(v_sub(v_load(scores + g * LANES), largest));
         sum = v_add(sum, w);
         v_store(scores + g * LANES, run->value_format == KV_I8 ? v_mul(w, v_load(run->value_scales[g])) : w);
@@ -143,22 +147,33 @@ INLINE void add_values_all_dims(const AttentionRun *run, const KVFormat format, 
     for (; d < run->head_dim; d += LANES) add_values(run, format, rows, 1, first, d, begin, end);
 }
 
-/* Of positions [begin, end), those that all of some queries see in one pass for these, the rest for each alone. */
-INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
-    int least = end;
-    for (int r = first; r < first + rows; r++)
-        if (run->visible[r] < least) least = run->visible[r];
-    if (least > begin) add_values_all_dims(run, format, rows, first, begin, least);
-    else least = begin;
+/* What each of some queries sees of positions [begin, end), one query after the other. */
+INLINE void add_alone(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
     for (int r = first; r < first + rows; r++) {
-        int last = run->visible[r] < end ? run->visible[r] : end;
-        if (last > least) add_values_all_dims(run, format, 1, r, least, last);
+        int from = run->first[r] > begin ? run->first[r] : begin, to = run->visible[r] < end ? run->visible[r] : end;
+        if (from < to) add_values_all_dims(run, format, 1, r, from, to);
     }
 }
 
-INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int most) {
+/* Of positions [begin, end), those that all of some queries see in one pass for these, the rest for each alone. */
+INLINE void add_rows(const AttentionRun *run, const KVFormat format, const int rows, int first, int begin, int end) {
+    int all_from = begin, all_to = end;
+    for (int r = first; r < first + rows; r++) {
+        if (run->first[r] > all_from) all_from = run->first[r];
+        if (run->visible[r] < all_to) all_to = run->visible[r];
+    }
+    if (all_from >= all_to) {
+        add_alone(run, format, rows, first, begin, end);
+        return;
+    }
+    add_alone(run, format, rows, first, begin, all_from);
+    add_values_all_dims(run, format, rows, first, all_from, all_to);
+    add_alone(run, format, rows, first, all_to, end);
+}
+
+INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int least, int most) {
     const int stretch = run->rows > VALUE_ROWS ? NEAR_GROUPS * LANES : RUN_TOKENS;
-    for (int begin = 0; begin < most; begin += stretch) {
+    for (int begin = least; begin < most; begin += stretch) {
         int row = 0, end = begin + stretch < most ? begin + stretch : most;
         for (; row + VALUE_ROWS <= run->rows; row += VALUE_ROWS) add_rows(run, format, VALUE_ROWS, row, begin, end);
         for (; row + 3 <= run->rows; row += 3) add_rows(run, format, 3, row, begin, end);
@@ -167,29 +182,34 @@ INLINE void add_every_row(const AttentionRun *run, const KVFormat format, int mo
 }
 
 #define DEFINE_ATTENTION(format)                                                                                  \
-    static NOINLINE void NAME(score_##format)(const AttentionRun *run, int groups) {                              \
-        score_every_row(run, format, groups);                                                                     \
+    static NOINLINE void NAME(score_##format)(const AttentionRun *run, int first, int groups) {                   \
+        score_every_row(run, format, first, groups);                                                              \
     }                                                                                                             \
-    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int most) { add_every_row(run, format, most); }
+    static NOINLINE void NAME(add_##format)(const AttentionRun *run, int least, int most) {                       \
+        add_every_row(run, format, least, most);                                                                  \
+    }
 DEFINE_ATTENTION(KV_F32)
 DEFINE_ATTENTION(KV_F16)
 DEFINE_ATTENTION(KV_I8)
 
 /* By KVFormat. */
-static void (*const NAME(score)[])(const AttentionRun *, int) = {NAME(score_KV_F32), NAME(score_KV_F16),
-                                                                 NAME(score_KV_I8)};
-static void (*const NAME(add)[])(const AttentionRun *, int) = {NAME(add_KV_F32), NAME(add_KV_F16), NAME(add_KV_I8)};
+static void (*const NAME(score)[])(const AttentionRun *, int, int) = {NAME(score_KV_F32), NAME(score_KV_F16),
+                                                                      NAME(score_KV_I8)};
+static void (*const NAME(add)[])(const AttentionRun *, int, int) = {NAME(add_KV_F32), NAME(add_KV_F16),
+                                                                    NAME(add_KV_I8)};
 
 static void NAME(attend)(const AttentionRun *run) {
-    int most = 0;
-    for (int r = 0; r < run->rows; r++)
+    int least = RUN_TOKENS, most = 0;
+    for (int r = 0; r < run->rows; r++) {
+        if (run->first[r] < least) least = run->first[r];
         if (run->visible[r] > most) most = run->visible[r];
-    NAME(score)[run->key_format](run, (most + LANES - 1) / LANES);
+    }
+    NAME(score)[run->key_format](run, least / LANES, (most + LANES - 1) / LANES);
     for (int r = 0; r < run->rows; r++) {
         weigh_row(run, r);
         memset(run->out[r] + PARTIAL_VALUES, 0, (size_t)run->head_dim * sizeof(float));
     }
-    NAME(add)[run->value_format](run, most);
+    NAME(add)[run->value_format](run, least, most);
 }
 
 static void NAME(merge)(float *state, const float *next, int head_dim) {

@@ -55,13 +55,40 @@ static void NAME(rms_norm)(const float *x, const float *weight, int64_t columns,
 
 #include "matmul_bodies.h"
 
-static void NAME(silu_mul)(float *gate, const float *up, int64_t count) {
+/* 1 / (1 + e^minus) */
+INLINE vf v_sigmoid_of_minus(vf minus) {
     vf one = v_set1(1.0f), highest = v_set1(87.0f);
+    return v_div(one, v_add(one, v_exp(v_select_gt(minus, highest, highest, minus))));
+}
+
+static void NAME(silu_mul)(float *gate, const float *up, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
-        vf x = load_first(gate + i, count - i), minus = v_sub(v_set1(0.0f), x);
-        vf sigmoid = v_div(one, v_add(one, v_exp(v_select_gt(minus, highest, highest, minus))));
+        vf x = load_first(gate + i, count - i), sigmoid = v_sigmoid_of_minus(v_sub(v_set1(0.0f), x));
         store_first(gate + i, v_mul(v_mul(x, sigmoid), load_first(up + i, count - i)), count - i);
     }
+}
+
+/* gelu(x) = x / 2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). */
+static void NAME(gelu_mul)(float *gate, const float *up, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf x = load_first(gate + i, count - i);
+        vf inner = v_fma(v_mul(v_mul(x, x), x), v_set1(0x1.6e4e26p-5f), x);
+        vf sigmoid = v_sigmoid_of_minus(v_mul(inner, v_set1(-0x1.988454p+0f)));
+        store_first(gate + i, v_mul(v_mul(x, sigmoid), load_first(up + i, count - i)), count - i);
+    }
+}
+
+/* cap * tanh(x / cap), tanh |x| = (1 - t) / (1 + t) with t = e^(-2 |x|); NaN stays NaN. */
+INLINE vf v_soft_cap(vf x, vf cap) {
+    vf zero = v_set1(0.0f), one = v_set1(1.0f), ratio = v_div(x, cap);
+    vf size = v_select_gt(ratio, zero, ratio, v_sub(zero, ratio)), t = v_exp(v_mul(size, v_set1(-2.0f)));
+    vf y = v_mul(v_div(v_sub(one, t), v_add(one, t)), cap);
+    return v_select_gt(ratio, zero, y, v_select_gt(zero, ratio, v_sub(zero, y), ratio));
+}
+
+static void NAME(soft_cap)(float *x, int64_t count, float cap) {
+    for (int64_t i = 0; i < count; i += LANES)
+        store_first(x + i, v_soft_cap(load_first(x + i, count - i), v_set1(cap)), count - i);
 }
 
 #include "attention_bodies.h"
@@ -86,6 +113,8 @@ const KernelSet NAME(kernels) = {
     .quantize = NAME(quantize),
     .matmul = NAME(matmul),
     .silu_mul = NAME(silu_mul),
+    .gelu_mul = NAME(gelu_mul),
+    .soft_cap = NAME(soft_cap),
     .attend = NAME(attend),
     .merge = NAME(merge),
     .finish = NAME(finish),

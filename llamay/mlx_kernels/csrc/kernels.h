@@ -73,16 +73,19 @@ typedef struct {
     const float *key_scales[RUN_GROUPS];    /* each [16], if keys are KV_I8 */
     const float *value_scales[RUN_GROUPS];
     int head_dim;
-    float scale;
+    float scale, soft_cap; /* of scores; no cap if 0 */
     int rows;
     const float *queries[ATTENTION_ROWS]; /* each [head_dim] */
-    int visible[ATTENTION_ROWS];          /* positions of this run that the query sees, 1..256 */
+    int first[ATTENTION_ROWS];            /* the query sees positions [first, visible) of this run, */
+    int visible[ATTENTION_ROWS];          /* 0 <= first < visible <= 256 */
     float *scores;                        /* scratch, [ATTENTION_ROWS][SCORE_STRIDE] */
     float *out[ATTENTION_ROWS];           /* partial results: [PARTIAL_VALUES + head_dim] */
 } AttentionRun;
 
 /* A partial result of attention: [0] largest score, [1] sum of weights, from [16] on the weighted sum of values. */
 enum { PARTIAL_MAX = 0, PARTIAL_SUM = 1, PARTIAL_VALUES = LANES };
+
+typedef void (*GateKernel)(float *gate, const float *up, int64_t count);
 
 typedef struct {
     const char *name;
@@ -101,8 +104,11 @@ typedef struct {
     void (*matmul)(const Matrix *weights, const Activations *x, float *y, int64_t ld, int64_t first_group,
                    int64_t end_group);
 
-    /* gate[i] = silu(gate[i]) * up[i] */
-    void (*silu_mul)(float *gate, const float *up, int64_t count);
+    /* gate[i] = silu(gate[i]) * up[i], or gelu (by tanh) */
+    GateKernel silu_mul, gelu_mul;
+
+    /* x[i] = cap * tanh(x[i] / cap) */
+    void (*soft_cap)(float *x, int64_t count, float cap);
 
     /* Each query's partial result over one run. */
     void (*attend)(const AttentionRun *run);

@@ -95,10 +95,10 @@ static void matmul_item(const MatmulJob *job, int part, int64_t item) {
     int64_t end = first + ITEM_GROUPS < groups ? first + ITEM_GROUPS : groups;
     kernels->matmul(w, job->x, job->out[part], w->rows, first, end);
     int64_t row = first * LANES, count = (end * LANES < w->rows ? end * LANES : w->rows) - row;
-    if (job->gated) {
+    if (job->gate) {
         kernels->matmul(w + 1, job->x, job->out[1], w->rows, first, end);
         for (int64_t a = 0; a < job->x->rows; a++)
-            kernels->silu_mul(job->out[0] + a * w->rows + row, job->out[1] + a * w->rows + row, count);
+            job->gate(job->out[0] + a * w->rows + row, job->out[1] + a * w->rows + row, count);
     }
     if (job->residual)
         for (int64_t a = 0; a < job->x->rows; a++)
@@ -118,6 +118,6 @@ static void matmul_items_task(void *argument, int64_t begin, int64_t end, int wo
 
 void run_matmul(MatmulJob *job) {
     int64_t items = 0, claims = 8 * pool_threads(job->run->pool);
-    for (int part = 0; part < (job->gated ? 1 : job->parts); part++) items += matmul_items(job->weights + part);
+    for (int part = 0; part < (job->gate ? 1 : job->parts); part++) items += matmul_items(job->weights + part);
     pool_run(job->run->pool, items, items / claims + 1, matmul_items_task, job);
 }

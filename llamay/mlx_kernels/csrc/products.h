@@ -15,7 +15,7 @@ typedef struct {
     const Activations *x;
     float *out[MAX_PARTS]; /* each [rows][rows of its matrix] */
     float *residual;       /* added to by part 0, or NULL */
-    int gated;             /* parts are gate and up: out[0] = silu(gate) * up */
+    GateKernel gate;       /* if set, parts are gate and up, and out[0] what it makes of them */
 } MatmulJob;
 
 /* out[part] = x . weights[part], on all threads. */

@@ -16,8 +16,15 @@ enum { QUERY = 0, KEY = 1, VALUE = 2, GATE = 0, UP = 1, DOWN = 2, MAX_PARTS = 3 
 typedef struct {
     OperationKind kind;
     int layer;
-    float eps;
+    int rope;                     /* index of the shape's */
+    int window;                   /* positions that a row sees, its own the last; 0 for all */
+    float soft_cap;               /* of scores or logits; 0 for none */
+    float scale;                  /* of embeddings */
+    float eps, post_eps;          /* of norm and head_norm, of post_norm */
     const float *norm;            /* [hidden], or NULL */
+    const float *post_norm;       /* [hidden], of what is added to the stream, or NULL */
+    const float *head_norm[2];    /* of QUERY and KEY, [head_dim] each, or NULL */
+    GateKernel gate;              /* of GATE and UP */
     Matrix weights[MAX_PARTS];
     const float *bias[MAX_PARTS]; /* [rows of that matrix], or NULL */
 } Operation;
@@ -26,8 +33,9 @@ typedef struct {
     int hidden, num_heads, num_kv_heads, head_dim, vocab;
     int rope_interleaved;      /* pairs (2i, 2i + 1) if set, else (i, i + rope_dim / 2) */
     int rope_dim;              /* leading dimensions of a head that are rotated */
-    const double *rope_inverse; /* [rope_dim / 2] radians per position */
-    double rope_magnitude;     /* factor of sine and cosine */
+    int num_ropes;
+    const double *rope_inverse;   /* [num_ropes][rope_dim / 2] radians per position */
+    const double *rope_magnitude; /* [num_ropes] factor of sine and cosine */
     float attention_scale;
 } ModelShape;
 

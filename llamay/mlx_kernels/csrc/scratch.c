@@ -66,7 +66,7 @@ int scratch_grow(Program *program, int64_t rows, int threads) {
     int64_t widest = widest_row(program);
     size_t padded = (size_t)(rows + ROW_PADDING), wide = padded * (size_t)widest * sizeof(float);
     size_t kv = padded * (size_t)(shape->num_kv_heads * shape->head_dim) * sizeof(float);
-    size_t rope = padded * (size_t)(shape->rope_dim / 2 + 1) * sizeof(float);
+    size_t rope = (size_t)shape->num_ropes * padded * (size_t)(shape->rope_dim / 2 + 1) * sizeof(float);
     free_buffers(s);
     s->stream = allocate(padded * (size_t)shape->hidden * sizeof(float));
     s->inputs = allocate(wide);

@@ -16,7 +16,7 @@ struct Scratch {
     float *projected[2];      /* [rows][widest]: queries or gate; up or a product before the residual */
     float *keys, *values;     /* [rows][num_kv_heads][head_dim] */
     float *attended;          /* [rows][num_heads * head_dim] */
-    float *cosines, *sines;   /* [rows][rope_dim / 2] */
+    float *cosines, *sines;   /* [num_ropes][rows of the step][rope_dim / 2] */
     ActivationBlock *blocks[SPANS]; /* [rows][widest / 32][2], those that the weights' formats need */
     float *workspace;         /* attention, per worker */
     float *partials;

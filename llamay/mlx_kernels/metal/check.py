@@ -2,15 +2,15 @@
 
 Each runs on cuts of the program's own weights and on random activations: near what stock MLX
 operations give, and with the same bits for a row alone, in a tile of rows and among more. What was
-found is kept in a file under a fingerprint of MLX, the system, the GPU, the kernels' text and the
-program's formats; an error of the moment holds for this start only.
+found is kept in a file under a fingerprint of MLX, the system, the GPU, the kernels' text, the
+program's formats and what else selects variants; an error of the moment holds for this start only.
 """
 
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -29,18 +29,21 @@ from llamay.mlx_kernels.metal.step import padded, rope_tables
 from llamay.mlx_kernels.metal.stock import StockKernels, stored_vectors
 from llamay.mlx_kernels.metal.weights import Matrix, Weights
 from llamay.mlx_kernels.program import (
+    Attention,
     AttentionInput,
     AttentionOutput,
     Embed,
     FeedForward,
     Logits,
     Operation,
+    PostNorm,
     Program,
 )
 
 ROWS = TILE + 1  # so that norm is a kernel of its own
 OUTPUTS = 48  # of a matrix's rows that are used
 POSITIONS = 270  # more than a run
+WINDOW = 10  # at most: of the last rows, some then see two runs and some one
 LOGITS = 2 * BEST_THREADS + 52  # more than two for some threads
 # What MLX says of a kernel that does not compile. Its other RuntimeErrors, such as want of memory,
 # come and go.
@@ -66,14 +69,12 @@ def check(kernels: Kernels, program: Program, weights: Weights) -> tuple[Failure
     Returns what fails, and whether another check would find the same.
     """
     checker = _Checker(kernels, weights)
-    seen = set()
-    for operation in program.operations:
-        kind = (type(operation), _formats(operation))
-        if kind not in seen and all(map(_known, _tensors(operation))):
+    for operation in {_kind(each): each for each in program.operations}.values():
+        if all(map(_known, _tensors(operation))):
             checker.operation(operation)
-        seen.add(kind)
-    for precision in KVPrecision:
-        checker.attention(program, precision)
+    for inputs, attention in _kinds_of_attention(program):
+        for precision in KVPrecision:
+            checker.attention(program, inputs, attention, precision)
     checker.best()
     return checker.failures, checker.lasting
 
@@ -98,10 +99,11 @@ def _write(file: Path, known: dict[str, Failures]) -> None:
 
 
 def _fingerprint(program: Program) -> str:
-    formats = sorted({(type(op).__name__, _formats(op)) for op in program.operations})
-    shape = (program.num_heads, program.num_kv_heads, program.head_dim, program.rope.interleaved)
+    kinds = sorted({_kind(operation) for operation in program.operations})
+    interleaved = program.ropes[0].interleaved
+    shape = (program.num_heads, program.num_kv_heads, program.head_dim, interleaved)
     system = (version("mlx"), platform.platform(), str(mx.device_info()))
-    digest = hashlib.sha256(repr((system, formats, shape)).encode())
+    digest = hashlib.sha256(repr((system, kinds, shape)).encode())
     for name, headers in HEADERS.items():
         digest.update("".join(map(kernel_source, (*headers, name))).encode())
     return digest.hexdigest()
@@ -122,8 +124,42 @@ def _tensors(operation: Operation) -> tuple[Tensor, ...]:
     return ()
 
 
-def _formats(operation: Operation) -> tuple[str, ...]:
-    return tuple(tensor.format.name for tensor in _tensors(operation))
+def _kind(operation: Operation) -> tuple[str, ...]:
+    """What selects the variants of the operation's kernels, and whether a window is used."""
+    formats = [tensor.format.name for tensor in _tensors(operation)]
+    return type(operation).__name__, *formats, *_traits(operation)
+
+
+def _traits(operation: Operation) -> list[str]:
+    """What an operation has that not all of its type have."""
+    match operation:
+        case AttentionInput():
+            biases = operation.query_bias, operation.key_bias, operation.value_bias
+            traits = {
+                "bias": any(bias is not None for bias in biases),
+                "head norms": operation.query_norm is not None,
+            }
+        case Attention():
+            traits = {"window": operation.window > 0, "cap": operation.soft_cap > 0}
+        case AttentionOutput():
+            traits = {"post norm": operation.post_norm is not None}
+        case FeedForward():
+            gelu = operation.activation == "gelu"
+            traits = {"gelu": gelu, "post norm": operation.post_norm is not None}
+        case Logits():
+            traits = {"cap": operation.soft_cap > 0}
+        case _:
+            traits = {}
+    return [name for name, there in traits.items() if there]
+
+
+def _kinds_of_attention(program: Program) -> Iterable[tuple[AttentionInput, Attention]]:
+    """Of a layer each, those that differ in what attention does."""
+    operations = program.operations
+    inputs = [operation for operation in operations if isinstance(operation, AttentionInput)]
+    attentions = [operation for operation in operations if isinstance(operation, Attention)]
+    layers = zip(inputs, attentions, strict=True)
+    return {(*_traits(layer[0]), *_traits(layer[1])): layer for layer in layers}.values()
 
 
 def _known(tensor: Tensor) -> bool:
@@ -145,10 +181,10 @@ class _Checker:
     def operation(self, operation: Operation) -> None:
         """Everything but attention."""
         match operation:
-            case Embed(table):
+            case Embed(table, scale):
                 matrix = self._cut(table)
                 tokens = np.arange(ROWS, dtype=np.int32) % matrix.rows
-                self._compare("embed", lambda k, n: k.embed(padded(tokens[:n]), n, matrix))
+                self._compare("embed", lambda k, n: k.embed(padded(tokens[:n]), n, matrix, scale))
             case AttentionInput(norm=norm, eps=eps):
                 x, vector = self._inputs(operation.query), self._weights.vector(norm)
                 matrices = [self._cut(tensor) for tensor in _tensors(operation)]
@@ -157,29 +193,37 @@ class _Checker:
                     bias = bias[: sum(matrix.rows for matrix in matrices)]
                 self._compare("rms_norm", lambda k, n: k.rms_norm(x[:n], vector, eps))
                 self._compare("qkv", lambda k, n: k.qkv(x[:n], vector, eps, matrices, bias))
-            case AttentionOutput(weights):
-                self._project_add(weights)
-            case FeedForward(norm, eps, gate, up, down):
+            case AttentionOutput(weights, post_norm):
+                self._add(weights, post_norm)
+            case FeedForward(norm, eps, gate, up, down, activation, post_norm):
                 x, vector = self._inputs(gate), self._weights.vector(norm)
-                pair = self._cut(gate), self._cut(up)
-                self._compare("gate_up", lambda k, n: k.gate_up(x[:n], vector, eps, *pair))
-                self._project_add(down)
-            case Logits(norm, eps, head):
+                given = self._cut(gate), self._cut(up), activation
+                self._compare("gate_up", lambda k, n: k.gate_up(x[:n], vector, eps, *given))
+                self._add(down, post_norm)
+            case Logits(norm, eps, head, soft_cap):
                 x, vector, matrix = self._inputs(head), self._weights.vector(norm), self._cut(head)
-                self._compare("logits", lambda k, n: k.logits(x[:n], vector, eps, matrix))
+                self._compare("logits", lambda k, n: k.logits(x[:n], vector, eps, matrix, soft_cap))
 
-    def attention(self, program: Program, precision: KVPrecision) -> None:
-        """Rope, what is stored, and attention over it."""
+    def attention(
+        self,
+        program: Program,
+        inputs: AttentionInput,
+        attention: Attention,
+        precision: KVPrecision,
+    ) -> None:
+        """Norms of heads, rope, what is stored, and attention over it."""
         page_tokens, kv_heads, head_dim = 64, program.num_kv_heads, program.head_dim
         layout = KVLayout(1, kv_heads, head_dim, page_tokens, precision)
         heads = program.num_heads + 2 * kv_heads
         qkv = self._normal(POSITIONS, heads * head_dim)
         positions = np.arange(POSITIONS, dtype=np.int32)
-        interleaved = program.rope.interleaved
+        norms, rope = self._weights.head_norms(inputs.layer), program.ropes[inputs.rope]
 
         def rotate(kernels: Any, rows: slice) -> tuple[mx.array, mx.array]:
-            tables = rope_tables(positions[rows], program.rope)
-            queries, stored = kernels.rotate(qkv[rows], *tables, layout, interleaved)
+            tables = rope_tables(positions[rows], rope)
+            queries, stored = kernels.rotate(
+                qkv[rows], norms, inputs.eps, *tables, layout, rope.interleaved
+            )
             return queries, stored
 
         def read_back(kernels: Any, count: int) -> mx.array:
@@ -209,6 +253,8 @@ class _Checker:
                 [slab],
                 program.attention_scale,
                 layout,
+                min(attention.window, WINDOW),
+                attention.soft_cap,
             )
             return attended
 
@@ -226,10 +272,16 @@ class _Checker:
 
             self._compare("best", run, tolerance)
 
-    def _project_add(self, tensor: Tensor) -> None:
+    def _add(self, tensor: Tensor, post_norm: PostNorm | None) -> None:
         x, matrix = self._inputs(tensor), self._cut(tensor)
         residual = self._normal(ROWS, matrix.rows)
-        self._compare("project_add", lambda k, n: k.project_add(x[:n], matrix, residual[:n]))
+        if post_norm is None:
+            self._compare("project", lambda k, n: k.project(x[:n], matrix, residual[:n]))
+            return
+        self._compare("project", lambda k, n: k.project(x[:n], matrix, None))
+        weight, eps = self._weights.vector(post_norm.weight)[: matrix.rows], post_norm.eps
+        y = self._normal(ROWS, matrix.rows)
+        self._compare("rms_norm", lambda k, n: k.rms_norm(y[:n], weight, eps, residual[:n]))
 
     def _normal(self, *shape: int) -> mx.array:
         return mx.array(self._random.normal(size=shape).astype(np.float32))

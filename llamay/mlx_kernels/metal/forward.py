@@ -4,7 +4,7 @@ from typing import Any, assert_never
 
 import mlx.core as mx
 
-from llamay.formats import KVLayout
+from llamay.formats import KVLayout, Tensor
 from llamay.mlx_kernels.metal.kernels import Kernels
 from llamay.mlx_kernels.metal.step import Plan
 from llamay.mlx_kernels.metal.weights import Weights
@@ -16,6 +16,7 @@ from llamay.mlx_kernels.program import (
     FeedForward,
     Logits,
     Operation,
+    PostNorm,
     Program,
 )
 
@@ -50,25 +51,39 @@ class Forward:
         """Adds one operation of the program to the graph."""
         kernels, weights = self._kernels, self._weights
         match operation:
-            case Embed(table):
+            case Embed(table, scale):
                 tokens, rows = self._arrays["tokens"], self._plan.rows
-                self.stream = kernels.embed(tokens, rows, weights.matrix(table))
+                self.stream = kernels.embed(tokens, rows, weights.matrix(table), scale)
             case AttentionInput():
                 self._attention_input(operation)
-            case Attention(layer):
-                self._attention(layer)
-            case AttentionOutput(output):
-                matrix = weights.matrix(output)
-                self.stream = kernels.project_add(self._attended, matrix, self.stream)
-            case FeedForward(norm, eps, gate, up, down):
+            case Attention():
+                self._attention(operation)
+            case AttentionOutput(output, post_norm):
+                self._add(self._attended, output, post_norm)
+            case FeedForward():
                 inner = kernels.gate_up(
-                    self.stream, weights.vector(norm), eps, weights.matrix(gate), weights.matrix(up)
+                    self.stream,
+                    weights.vector(operation.norm),
+                    operation.eps,
+                    weights.matrix(operation.gate),
+                    weights.matrix(operation.up),
+                    operation.activation,
                 )
-                self.stream = kernels.project_add(inner, weights.matrix(down), self.stream)
+                self._add(inner, operation.down, operation.post_norm)
             case Logits():
                 self._logits(operation)
             case _:
                 assert_never(operation)
+
+    def _add(self, x: mx.array, tensor: Tensor, post_norm: PostNorm | None) -> None:
+        """stream += x . weights, normed before if there is a norm."""
+        matrix = self._weights.matrix(tensor)
+        if post_norm is None:
+            self.stream = self._kernels.project(x, matrix, self.stream)
+            return
+        y = self._kernels.project(x, matrix, None)
+        norm = self._weights.vector(post_norm.weight)
+        self.stream = self._kernels.rms_norm(y, norm, post_norm.eps, self.stream)
 
     def _attention_input(self, op: AttentionInput) -> None:
         """Queries for attention; keys and values go to the rows' pages."""
@@ -80,16 +95,21 @@ class Forward:
             [weights.matrix(tensor) for tensor in (op.query, op.key, op.value)],
             weights.bias(op.layer),
         )
-        interleaved = self._program.rope.interleaved
         self._queries, stored = self._kernels.rotate(
-            qkv, arrays["cosine"], arrays["sine"], self._layout, interleaved
+            qkv,
+            weights.head_norms(op.layer),
+            op.eps,
+            arrays["cosine"][op.rope],
+            arrays["sine"][op.rope],
+            self._layout,
+            self._program.ropes[op.rope].interleaved,
         )
         for index, (chunk, some) in enumerate(self._plan.targets):
             self.launches += 1 + some
             rows = stored[arrays["written"][index]] if some else stored
             self._layers[chunk][op.layer][arrays["rows"][index]] = rows
 
-    def _attention(self, layer: int) -> None:
+    def _attention(self, op: Attention) -> None:
         parts = [
             self._kernels.attend(
                 self._queries,
@@ -97,9 +117,11 @@ class Forward:
                 span,
                 items,
                 self._arrays["pages"],
-                [chunk[layer] for chunk in self._layers],
+                [chunk[op.layer] for chunk in self._layers],
                 self._program.attention_scale,
                 self._layout,
+                op.window,
+                op.soft_cap,
             )
             for span, items in zip(self._plan.spans, self._arrays["items"], strict=True)
         ]
@@ -115,6 +137,6 @@ class Forward:
         if self._plan.picked:
             self.stream = self.stream[self._arrays["picks"]]
         norm = self._weights.vector(op.norm)
-        self.stream = self._kernels.logits(self.stream, norm, op.eps, head)
+        self.stream = self._kernels.logits(self.stream, norm, op.eps, head, op.soft_cap)
         if self._plan.best:
             self.best = self._kernels.best(self.stream, self._plan.best)

@@ -18,6 +18,7 @@ from llamay.formats import KVLayout
 from llamay.mlx_kernels.metal.pages import MAX_CHUNKS, row_words
 from llamay.mlx_kernels.metal.schedule import ROWS, Span
 from llamay.mlx_kernels.metal.weights import UNIT, Matrix
+from llamay.mlx_kernels.program import Activation
 
 MakeKernel = Callable[..., Any]
 Template = dict[str, int | bool]
@@ -29,29 +30,29 @@ HEADERS = {
     "embed": ("blocks", "super_blocks"),
     "rms_norm": ("sums", "norm"),
     "qkv": PRODUCT,
-    "rotate": ("kv",),
+    "rotate": ("sums", "norm", "kv"),
     "attend": ("sums", "kv"),
     "merge": ("sums",),
-    "project_add": PRODUCT,
+    "project": PRODUCT,
     "gate_up": PRODUCT,
     "logits": PRODUCT,
     "best": ("sums",),
 }
 # Kernel -> its inputs and outputs.
 SIGNATURES: dict[str, tuple[list[str], list[str]]] = {
-    "embed": (["tokens", "table", "sizes"], ["stream"]),
-    "rms_norm": (["x", "norm", "eps", "sizes"], ["y"]),
+    "embed": (["tokens", "table", "scale", "sizes"], ["stream"]),
+    "rms_norm": (["x", "norm", "eps", "residual", "sizes"], ["y"]),
     "qkv": (["x", "norm", "eps", "query", "key", "value_weights", "bias", "sizes"], ["y"]),
-    "rotate": (["qkv", "cosine", "sine", "sizes"], ["queries", "stored"]),
+    "rotate": (["qkv", "norms", "eps", "cosine", "sine", "sizes"], ["queries", "stored"]),
     "attend": (
-        ["queries", "positions", "items", "pages", "scale", "sizes"]
+        ["queries", "positions", "items", "pages", "scale", "soft_cap", "sizes"]
         + [f"slab{index}" for index in range(MAX_CHUNKS)],
         ["partial"],
     ),
     "merge": (["partial", "positions", "sizes"], ["y"]),
-    "project_add": (["x", "weights", "residual", "sizes"], ["y"]),
+    "project": (["x", "weights", "residual", "sizes"], ["y"]),
     "gate_up": (["x", "norm", "eps", "gate", "up", "sizes"], ["y"]),
-    "logits": (["x", "norm", "eps", "head", "sizes"], ["y"]),
+    "logits": (["x", "norm", "eps", "head", "soft_cap", "sizes"], ["y"]),
     "best": (["logits", "sizes"], ["values", "ids", "totals"]),
 }
 KINDS = {"f4": 4, "f2": 2, "i1": 1}  # of a stored vector, as msl/kv.metal numbers them
@@ -61,6 +62,7 @@ BEST_THREADS = 1024  # of a threadgroup of `best`
 KEY_CHUNK = 64  # most head dimensions of a tile of keys in threadgroup memory
 MAX_GROUP = 31  # query heads of a kv head; the weights of more leave no room for keys there
 THREADGROUP_BYTES = 32 * 1024  # of memory, on every GPU
+ALL_POSITIONS = 2**31 - 1  # the window of rows without one
 
 
 def kernel_source(name: str) -> str:
@@ -103,22 +105,28 @@ class Kernels:
         self._no_slab = mx.zeros(8, dtype=mx.uint32)
         mx.eval(self._no_slab)
 
-    def embed(self, tokens: mx.array, rows: int, table: Matrix) -> mx.array:
-        """[rows, columns]: the table's rows of tokens [rows, padded to 8] int32."""
+    def embed(self, tokens: mx.array, rows: int, table: Matrix, scale: float) -> mx.array:
+        """[rows, columns]: scale * the table's rows of tokens [rows, padded to 8] int32."""
         return self._call(
             "embed",
-            [tokens, table.data, sizes(table.columns)],
+            [tokens, table.data, scalar(scale), sizes(table.columns)],
             [(rows, table.columns)],
             {"FORMAT": table.format.type_id},
             (-(-table.columns // UNIT // 32) * 32, rows, 1),
             32,
         )[0]
 
-    def rms_norm(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
-        """x / sqrt(mean of squares + eps) * norm; x: [rows, columns], norm: [columns]."""
-        rows, columns = x.shape
-        inputs = [x, norm, scalar(eps), sizes(rows, columns)]
-        return self._call("rms_norm", inputs, [x.shape], {}, (32, rows, 1), 32)[0]
+    def rms_norm(
+        self, x: mx.array, norm: mx.array, eps: float, residual: mx.array | None = None
+    ) -> mx.array:
+        """x / sqrt(mean of squares + eps) * norm, added to the residual if there is one.
+
+        x, residual: [rows, columns]; norm: [columns]
+        """
+        adds = residual is not None
+        inputs = [x, norm, scalar(eps), x if residual is None else residual, sizes(*x.shape)]
+        grid = (32, x.shape[0], 1)
+        return self._call("rms_norm", inputs, [x.shape], {"ADD": adds}, grid, 32)[0]
 
     def qkv(
         self,
@@ -144,6 +152,8 @@ class Kernels:
     def rotate(
         self,
         qkv: mx.array,
+        norms: mx.array | None,
+        eps: float,
         cosine: mx.array,
         sine: mx.array,
         layout: KVLayout,
@@ -151,15 +161,29 @@ class Kernels:
     ) -> tuple[mx.array, mx.array]:
         """(queries [rows, heads * head_dim], stored [rows, words of a position] uint32).
 
-        qkv: as `qkv` gives it; cosine, sine: [rows, pairs]
+        qkv:          as `qkv` gives it
+        norms:        [2, head_dim]: RMS norm of each query's and of each key's head, before rope
+        cosine, sine: [rows, pairs]
         """
         rows, kv_heads, head_dim = qkv.shape[0], layout.kv_heads, layout.head_dim
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         queries, stored = self._call(
             "rotate",
-            [qkv, cosine, sine, sizes(rows, heads, kv_heads, cosine.shape[1])],
+            [
+                qkv,
+                qkv if norms is None else norms,
+                scalar(eps),
+                cosine,
+                sine,
+                sizes(rows, heads, kv_heads, cosine.shape[1]),
+            ],
             [(rows, heads * head_dim), (rows, row_words(layout))],
-            {"HEAD_DIM": head_dim, "INTERLEAVED": interleaved, **_kinds(layout)},
+            {
+                "HEAD_DIM": head_dim,
+                "HEAD_NORMS": norms is not None,
+                "INTERLEAVED": interleaved,
+                **_kinds(layout),
+            },
             (32 * (heads + 2 * kv_heads), rows, 1),
             32,
             (mx.float32, mx.uint32),
@@ -176,6 +200,8 @@ class Kernels:
         slabs: Sequence[mx.array],
         scale: float,
         layout: KVLayout,
+        window: int,
+        soft_cap: float,
     ) -> mx.array:
         """[rows of the span, heads * head_dim]: causal attention.
 
@@ -183,14 +209,17 @@ class Kernels:
         items:     the span's, [items, 12] int32
         pages:     [contexts, width] int32, each page's place (see `pages.PageMap`)
         slabs:     up to 16, one layer of each chunk
+        window, soft_cap: as of `program.Attention`
         """
         head_dim, rows = layout.head_dim, span.end - span.start
         heads = queries.shape[1] // head_dim
         group = heads // layout.kv_heads
         simdgroups = min(8, span.tile * group)
         pairs = -(-span.tile * group // simdgroups)
+        window = window or ALL_POSITIONS
         counts = (pages.shape[1], row_words(layout), layout.page_tokens, span.runs, span.start)
-        inputs = [queries, positions, items, pages, scalar(scale), sizes(*counts), *slabs]
+        inputs = [queries, positions, items, pages, scalar(scale), scalar(soft_cap)]
+        inputs += [sizes(*counts, window), *slabs]
         inputs += [self._no_slab] * (MAX_CHUNKS - len(slabs))
         (partial,) = self._call(
             "attend",
@@ -203,6 +232,7 @@ class Kernels:
                 "PAIRS": pairs,
                 "SIMDGROUPS": simdgroups,
                 "CHUNK": _key_chunk(head_dim, simdgroups * pairs),
+                "CAPPED": soft_cap != 0,
                 **_kinds(layout),
             },
             (32 * simdgroups * layout.kv_heads, items.shape[0], 1),
@@ -210,33 +240,46 @@ class Kernels:
         )
         return self._call(
             "merge",
-            [partial, positions, sizes(span.runs, heads, span.start)],
+            [partial, positions, sizes(span.runs, heads, span.start, window)],
             [(rows, heads * head_dim)],
             {"HEAD_DIM": head_dim},
             (32 * heads, rows, 1),
             32,
         )[0]
 
-    def project_add(self, x: mx.array, weights: Matrix, residual: mx.array) -> mx.array:
-        """residual + x . weights; x: [rows, columns], residual: [rows, outputs]."""
-        inputs = [x, weights.data, residual, sizes(*x.shape, weights.rows)]
-        template: Template = {"FORMAT": weights.format.type_id}
-        return self._product("project_add", inputs, weights.rows, template)
+    def project(self, x: mx.array, weights: Matrix, residual: mx.array | None) -> mx.array:
+        """x . weights, added to the residual if there is one.
+
+        x: [rows, columns], residual: [rows, outputs]
+        """
+        added = x if residual is None else residual
+        inputs = [x, weights.data, added, sizes(*x.shape, weights.rows)]
+        template: Template = {"FORMAT": weights.format.type_id, "ADD": residual is not None}
+        return self._product("project", inputs, weights.rows, template)
 
     def gate_up(
-        self, x: mx.array, norm: mx.array, eps: float, gate: Matrix, up: Matrix
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        gate: Matrix,
+        up: Matrix,
+        activation: Activation,
     ) -> mx.array:
-        """[rows, outputs]: silu(n . gate) * (n . up), n = rms_norm(x)."""
+        """[rows, outputs]: activation(n . gate) * (n . up), n = rms_norm(x)."""
         x, template = self._normed(x, norm, eps)
         template |= {"GATE": gate.format.type_id, "UP": up.format.type_id}
+        template["GELU"] = activation == "gelu"
         inputs = [x, norm, scalar(eps), gate.data, up.data, sizes(*x.shape, gate.rows)]
         return self._product("gate_up", inputs, gate.rows, template)
 
-    def logits(self, x: mx.array, norm: mx.array, eps: float, head: Matrix) -> mx.array:
-        """[rows, vocab]: rms_norm(x) . head."""
+    def logits(
+        self, x: mx.array, norm: mx.array, eps: float, head: Matrix, soft_cap: float
+    ) -> mx.array:
+        """[rows, vocab]: rms_norm(x) . head, soft-capped unless soft_cap is 0."""
         x, template = self._normed(x, norm, eps)
-        template["FORMAT"] = head.format.type_id
-        inputs = [x, norm, scalar(eps), head.data, sizes(*x.shape, head.rows)]
+        template |= {"FORMAT": head.format.type_id, "CAPPED": soft_cap != 0}
+        inputs = [x, norm, scalar(eps), head.data, scalar(soft_cap), sizes(*x.shape, head.rows)]
         return self._product("logits", inputs, head.rows, template)
 
     def best(self, logits: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:

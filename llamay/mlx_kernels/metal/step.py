@@ -39,7 +39,7 @@ class StepInputs:
     """A step as the kernels take it: its plan, and its arrays by name.
 
     tokens, positions: [rows] int32, padded to a multiple of 8
-    cosine, sine:      [rows, pairs] float32, rows padded
+    cosine, sine:      of each rope, [rows, pairs] float32, rows padded
     pages:             [contexts, width] int32, places of the page table's pages, width padded
     items:             of each span, [items, 12] int32
     picks:             [logits] int32, the rows that want them
@@ -49,7 +49,7 @@ class StepInputs:
     def __init__(self, step: Step, program: Program, page_map: PageMap) -> None:
         page_tokens = page_map.layout.page_tokens
         places = page_map.places(step.page_table)
-        cosine, sine = rope_tables(step.positions, program.rope)
+        tables = [rope_tables(step.positions, rope) for rope in program.ropes]
         result_bytes = program.num_heads * (program.head_dim + 2) * 4
         parts = spans(step, page_tokens, result_bytes)
         of_row = places[step.contexts, step.positions // page_tokens]
@@ -66,8 +66,8 @@ class StepInputs:
         self.arrays: dict[str, Any] = {
             "tokens": padded(step.tokens),
             "positions": padded(step.positions),
-            "cosine": cosine,
-            "sine": sine,
+            "cosine": [cosine for cosine, _ in tables],
+            "sine": [sine for _, sine in tables],
             "pages": padded(places),
             "items": [mx.array(items) for _, items in parts],
             "picks": mx.array(step.logit_rows),

@@ -12,7 +12,15 @@ from llamay.mlx_kernels import Int32Array
 from llamay.mlx_kernels.metal.pages import PAGE_BITS, row_words
 from llamay.mlx_kernels.metal.schedule import RUN, Span
 from llamay.mlx_kernels.metal.weights import Matrix
-from llamay.mlx_kernels.reference import HALF_MAX, HIGHEST_SCALE, SMALLEST, dequantize
+from llamay.mlx_kernels.program import Activation
+from llamay.mlx_kernels.reference import (
+    HALF_MAX,
+    HIGHEST_SCALE,
+    SMALLEST,
+    activated,
+    dequantize,
+    soft_capped,
+)
 
 
 class StockKernels:
@@ -21,13 +29,16 @@ class StockKernels:
     def __init__(self) -> None:
         self._dense: dict[int, tuple[Matrix, mx.array]] = {}
 
-    def embed(self, tokens: mx.array, rows: int, table: Matrix) -> mx.array:
+    def embed(self, tokens: mx.array, rows: int, table: Matrix, scale: float) -> mx.array:
         """See `Kernels`."""
-        return self._weights(table)[tokens[:rows]]
+        return self._weights(table)[tokens[:rows]] * scale
 
-    def rms_norm(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
+    def rms_norm(
+        self, x: mx.array, norm: mx.array, eps: float, residual: mx.array | None = None
+    ) -> mx.array:
         """See `Kernels`."""
-        return x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+        y = x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+        return y if residual is None else residual + y
 
     def qkv(
         self,
@@ -45,6 +56,8 @@ class StockKernels:
     def rotate(
         self,
         qkv: mx.array,
+        norms: mx.array | None,
+        eps: float,
         cosine: mx.array,
         sine: mx.array,
         layout: KVLayout,
@@ -55,7 +68,10 @@ class StockKernels:
         split = qkv.reshape(rows, -1, layout.head_dim)
         heads = split.shape[1] - 2 * kv_heads
         tables = cosine[:rows, None], sine[:rows, None]
-        turned = _rotated(split[:, : heads + kv_heads], *tables, interleaved)
+        given = [split[:, :heads], split[:, heads : heads + kv_heads]]
+        if norms is not None:
+            given = [self.rms_norm(part, norms[of], eps) for of, part in enumerate(given)]
+        turned = _rotated(mx.concatenate(given, axis=1), *tables, interleaved)
         vectors = (turned[:, heads:], split[:, heads + kv_heads :])
         words = [
             _words(part, element).reshape(rows, -1)
@@ -74,6 +90,8 @@ class StockKernels:
         slabs: Sequence[mx.array],
         scale: float,
         layout: KVLayout,
+        window: int,
+        soft_cap: float,
     ) -> mx.array:
         """See `Kernels`."""
         ends, places = np.array(positions), np.array(pages)
@@ -82,30 +100,39 @@ class StockKernels:
         }
         attended = []
         for row in range(span.start, span.end):
-            seen = np.arange(ends[row] + 1)
+            first = max(0, ends[row] + 1 - window) if window else 0
+            seen = np.arange(first, ends[row] + 1)
             line = np.array([lines[row, position // RUN] for position in seen])
             stored = _gathered(slabs, places[line, seen // layout.page_tokens], seen, layout)
             keys, values = stored_vectors(stored, layout)
             query = queries[row].reshape(layout.kv_heads, -1, layout.head_dim)
-            scores = query @ keys.transpose(1, 2, 0) * scale
+            scores = soft_capped(query @ keys.transpose(1, 2, 0) * scale, soft_cap)
             attended.append((mx.softmax(scores, axis=-1) @ values.swapaxes(0, 1)).reshape(-1))
         return mx.stack(attended)
 
-    def project_add(self, x: mx.array, weights: Matrix, residual: mx.array) -> mx.array:
+    def project(self, x: mx.array, weights: Matrix, residual: mx.array | None) -> mx.array:
         """See `Kernels`."""
-        return residual + x @ self._weights(weights).T
+        y = x @ self._weights(weights).T
+        return y if residual is None else residual + y
 
     def gate_up(
-        self, x: mx.array, norm: mx.array, eps: float, gate: Matrix, up: Matrix
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        gate: Matrix,
+        up: Matrix,
+        activation: Activation,
     ) -> mx.array:
         """See `Kernels`."""
         n = self.rms_norm(x, norm, eps)
-        inner = n @ self._weights(gate).T
-        return inner * mx.sigmoid(inner) * (n @ self._weights(up).T)
+        return activated(n @ self._weights(gate).T, activation) * (n @ self._weights(up).T)
 
-    def logits(self, x: mx.array, norm: mx.array, eps: float, head: Matrix) -> mx.array:
+    def logits(
+        self, x: mx.array, norm: mx.array, eps: float, head: Matrix, soft_cap: float
+    ) -> mx.array:
         """See `Kernels`."""
-        return self.rms_norm(x, norm, eps) @ self._weights(head).T
+        return soft_capped(self.rms_norm(x, norm, eps) @ self._weights(head).T, soft_cap)
 
     def best(self, logits: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
         """See `Kernels`."""

@@ -8,7 +8,14 @@ import numpy as np
 from llamay.errors import UnsupportedModelError
 from llamay.formats import Format, Tensor
 from llamay.mlx_kernels import Float32Array
-from llamay.mlx_kernels.program import AttentionInput, FeedForward, Logits, Program, matrices
+from llamay.mlx_kernels.program import (
+    AttentionInput,
+    AttentionOutput,
+    FeedForward,
+    Logits,
+    Program,
+    matrices,
+)
 
 UNIT = 16  # columns of a row of weights that a lane takes at once
 
@@ -34,14 +41,19 @@ class Weights:
         self._matrices: dict[int, Matrix] = {}
         self._vectors: dict[int, mx.array] = {}
         self._biases: dict[int, mx.array | None] = {}
+        self._head_norms: dict[int, mx.array | None] = {}
         for operation in program.operations:
             for tensor in matrices(operation):
                 if id(tensor) not in self._matrices:
                     self._matrices[id(tensor)] = _matrix(tensor)
             if isinstance(operation, AttentionInput | FeedForward | Logits):
                 self._vectors[id(operation.norm)] = mx.array(_vector(operation.norm))
+            if isinstance(operation, AttentionOutput | FeedForward) and operation.post_norm:
+                weight = operation.post_norm.weight
+                self._vectors[id(weight)] = mx.array(_vector(weight))
             if isinstance(operation, AttentionInput):
                 self._biases[operation.layer] = _joined_bias(operation)
+                self._head_norms[operation.layer] = _joined_head_norms(operation)
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """A matrix of the program."""
@@ -54,6 +66,10 @@ class Weights:
     def bias(self, layer: int) -> mx.array | None:
         """[query, key and value outputs] float32, or None if the layer has no bias."""
         return self._biases[layer]
+
+    def head_norms(self, layer: int) -> mx.array | None:
+        """[2, head_dim] float32, of queries and of keys, or None if the layer has no such norms."""
+        return self._head_norms[layer]
 
 
 def _matrix(tensor: Tensor) -> Matrix:
@@ -91,3 +107,9 @@ def _joined_bias(operation: AttentionInput) -> mx.array | None:
             ]
         )
     )
+
+
+def _joined_head_norms(operation: AttentionInput) -> mx.array | None:
+    if operation.query_norm is None or operation.key_norm is None:
+        return None
+    return mx.array(np.stack([_vector(operation.query_norm), _vector(operation.key_norm)]))

@@ -1,4 +1,5 @@
-// y[row] = silu(gate . n) * (up . n), n = norm(x[row]) if NORM, else x[row].
+// y[row] = activation(gate . n) * (up . n), n = norm(x[row]) if NORM, else x[row].
+// The activation is gelu if GELU, else silu.
 // A simdgroup computes OUTPUTS outputs of a tile of ROWS rows.
 // sizes: rows, columns, outputs
 const uint lane = thread_index_in_simdgroup;
@@ -17,6 +18,7 @@ if (output < outputs) {
         llamay::weights_of<UP>(up, output, columns), outputs - output, rows, columns, inputs, lane);
     const llamay::Owned<ROWS, OUTPUTS> owned(lane);
     if (owned.first && owned.row < rows && output + owned.output < outputs) {
-        y[(row + owned.row) * outputs + output + owned.output] = llamay::silu_times(gate_value, up_value);
+        y[(row + owned.row) * outputs + output + owned.output] =
+            GELU ? llamay::gelu_times(gate_value, up_value) : llamay::silu_times(gate_value, up_value);
     }
 }

@@ -65,13 +65,22 @@ inline void store_vector(thread const float4* values, device uint* vector, uint 
     }
 }
 
-// Element d of a head's vector after rope on its first 2 * pairs elements.
-inline float rotated(const device float* vector, int d, int pairs, bool interleaved,
-                     const device float* cosine, const device float* sine) {
-    if (d >= 2 * pairs) return vector[d];
+// A head's vector, multiplied with its factor and its norm if it is normed.
+struct Head {
+    const device float* vector;
+    const device float* norm;
+    float factor;
+    bool normed;
+    float at(int d) const { return normed ? vector[d] * factor * norm[d] : vector[d]; }
+};
+
+// Element d of a head after rope on its first 2 * pairs elements.
+inline float rotated(Head head, int d, int pairs, bool interleaved, const device float* cosine,
+                     const device float* sine) {
+    if (d >= 2 * pairs) return head.at(d);
     const int pair = interleaved ? d / 2 : d % pairs;
-    const float a = vector[interleaved ? 2 * pair : pair];
-    const float b = vector[interleaved ? 2 * pair + 1 : pair + pairs];
+    const float a = head.at(interleaved ? 2 * pair : pair);
+    const float b = head.at(interleaved ? 2 * pair + 1 : pair + pairs);
     const bool second = interleaved ? d % 2 == 1 : d >= pairs;
     return second ? fma(a, sine[pair], b * cosine[pair]) : fma(-b, sine[pair], a * cosine[pair]);
 }

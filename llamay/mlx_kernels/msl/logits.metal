@@ -1,4 +1,4 @@
-// y[row] = head . n, n = norm(x[row]) if NORM, else x[row].
+// y[row] = head . n, n = norm(x[row]) if NORM, else x[row]; soft-capped if CAPPED.
 // A simdgroup computes OUTPUTS outputs of a tile of ROWS rows.
 // sizes: rows, columns, outputs
 const uint lane = thread_index_in_simdgroup;
@@ -15,6 +15,6 @@ if (output < outputs) {
         llamay::weights_of<FORMAT>(head, output, columns), outputs - output, rows, columns, inputs, lane);
     const llamay::Owned<ROWS, OUTPUTS> owned(lane);
     if (owned.first && owned.row < rows && output + owned.output < outputs) {
-        y[(row + owned.row) * outputs + output + owned.output] = value;
+        y[(row + owned.row) * outputs + output + owned.output] = CAPPED ? llamay::soft_capped(value, soft_cap) : value;
     }
 }

@@ -7,9 +7,14 @@
 // lane l with l ^ 16, then ^ 8, ^ 4, ^ 2, ^ 1.
 namespace llamay {
 
-inline float silu_times(float gate, float up) {
-    const float sigmoid = 1.0f / (1.0f + exp_fixed(min(-gate, 87.0f)));
-    return gate * sigmoid * up;
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fixed(min(-x, 87.0f))); }
+
+inline float silu_times(float gate, float up) { return gate * sigmoid(gate) * up; }
+
+// The approximation of gelu by (1 + tanh(u)) / 2, which is sigmoid(2 u).
+inline float gelu_times(float gate, float up) {
+    const float u = 0.7978846f * fma(0.044715f * gate * gate, gate, gate);
+    return gate * sigmoid(2.0f * u) * up;
 }
 
 // Inputs of a product: rows of x[rows, columns] as they are.

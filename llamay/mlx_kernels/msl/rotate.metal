@@ -1,17 +1,22 @@
-// Rope on queries and keys, and keys and values as pages hold them; one simdgroup for each head.
-// qkv: [rows, (query, key, value heads) * HEAD_DIM]; cosine, sine: [rows, pairs]
+// RMS norm of each head of queries and keys if HEAD_NORMS, rope on them, and keys and values as pages
+// hold them; one simdgroup for each head.
+// qkv: [rows, (query, key, value heads) * HEAD_DIM]; norms: [2, HEAD_DIM], of queries and of
+// keys; cosine, sine: [rows, pairs]
 // queries: [rows, heads * HEAD_DIM]; stored: [rows, words of a position's row]
 // sizes: rows, heads, kv heads, pairs that rope turns
 const int head = int(threadgroup_position_in_grid.x), row = int(threadgroup_position_in_grid.y);
 const int heads = sizes[1], kv_heads = sizes[2], pairs = sizes[3];
 const uint lane = thread_index_in_simdgroup;
 const device float* vector = qkv + (row * (heads + 2 * kv_heads) + head) * HEAD_DIM;
-const int turned = head < heads + kv_heads ? pairs : 0;
+const bool is_value = head >= heads + kv_heads, normed = HEAD_NORMS && !is_value;
+const float factor = normed ? llamay::rms_factor(vector, HEAD_DIM, eps, lane) : 1.0f;
+const llamay::Head given = {vector, norms + (head < heads ? 0 : HEAD_DIM), factor, normed};
+const int turned = is_value ? 0 : pairs;
 float4 values[(HEAD_DIM + 127) / 128];
 for (int i = 0; int(lane) + 32 * i < HEAD_DIM / 4; i++) {
     for (int j = 0; j < 4; j++) {
         const int d = 4 * (int(lane) + 32 * i) + j;
-        values[i][j] = llamay::rotated(vector, d, turned, INTERLEAVED, cosine + row * pairs, sine + row * pairs);
+        values[i][j] = llamay::rotated(given, d, turned, INTERLEAVED, cosine + row * pairs, sine + row * pairs);
     }
 }
 if (head < heads) {

@@ -1,4 +1,4 @@
-// Sums over lanes and exp, in one order.
+// Sums over lanes, exp and tanh, in one order.
 //
 // Every product that is added to something is an explicit fma or stands alone, so that no compiler
 // has anything to contract.
@@ -33,6 +33,13 @@ inline float exp_fixed(float x) {
     p = fma(p, r, 0.49999994f);
     p = fma(p, r * r, r + 1.0f);
     return x > -87.0f ? p * as_type<float>((int(count) + 127) << 23) : 0.0f;
+}
+
+// cap * tanh(x / cap); NaN if x is.
+inline float soft_capped(float x, float cap) {
+    const float t = exp_fixed(-2.0f * abs(x / cap));
+    const float size = cap * ((1.0f - t) / (1.0f + t));
+    return x < 0.0f ? -size : x > 0.0f ? size : x;
 }
 
 }  // namespace llamay

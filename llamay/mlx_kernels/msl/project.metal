@@ -1,4 +1,4 @@
-// y[row] = residual[row] + weights . x[row]; a simdgroup computes OUTPUTS outputs of ROWS rows.
+// y[row] = weights . x[row] (+ residual[row] if ADD); a simdgroup computes OUTPUTS outputs of ROWS rows.
 // sizes: rows, columns, outputs
 const uint lane = thread_index_in_simdgroup;
 const int columns = sizes[1], outputs = sizes[2];
@@ -11,6 +11,6 @@ if (output < outputs) {
     const llamay::Owned<ROWS, OUTPUTS> owned(lane);
     if (owned.first && owned.row < rows && output + owned.output < outputs) {
         const int at = (row + owned.row) * outputs + output + owned.output;
-        y[at] = residual[at] + value;
+        y[at] = ADD ? residual[at] + value : value;
     }
 }
