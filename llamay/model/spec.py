@@ -4,6 +4,7 @@ Keys are those of the GGUF specification (ggml's `docs/gguf.md`); defaults are l
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -149,26 +150,18 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
             f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
 
-    def count(key: str, default: int | None = None) -> int:
-        full_key = f"{architecture}.{key}"
-        value = file.get(full_key, int) if default is None else file.get(full_key, int, default)
-        if not 1 <= value <= 2**31 - 1:
-            raise GGUFError(
-                f"{file.path}: key {full_key!r}: expected a count from 1, found {value}; "
-                "use a complete conversion of the model"
-            )
-        return value
-
+    count = partial(_count, file, architecture)
     experts = file.get(f"{architecture}.expert_count", int, 0)
     if experts:
         raise UnsupportedModelError(
             f"{file.path}: mixture-of-experts models ({experts} experts) are not supported"
         )
-    traits = ARCHITECTURES[architecture]
     num_heads, hidden = count("attention.head_count"), count("embedding_length")
     head_dim = count("attention.key_length", max(1, hidden // num_heads))
     num_layers, scaling = count("block_count"), read_scaling(file, architecture)
     context_length = count("context_length")
+    if scaling.kind == LONGROPE:
+        context_length = min(context_length, scaling.original_context)
     spec = DecoderSpec(
         architecture=architecture,
         name=file.get("general.name", str, file.path.stem),
@@ -178,28 +171,43 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
         num_heads=num_heads,
         num_kv_heads=count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        context_length=(
-            min(context_length, scaling.original_context)
-            if scaling.kind == LONGROPE
-            else context_length
-        ),
+        context_length=context_length,
         norm_eps=file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float),
         rope_dim=count("rope.dimension_count", head_dim),
         rope_base=file.get(f"{architecture}.rope.freq_base", float, 10000.0),
         rope_scaling=scaling,
-        local_rope_base=(
-            None
-            if traits.local_rope_base is None
-            else file.get(f"{architecture}.rope.freq_base_swa", float, traits.local_rope_base)
-        ),
+        local_rope_base=_local_rope_base(file, architecture),
         windows=_windows(file, architecture, num_layers),
-        soft_caps=(
-            file.get(f"{architecture}.attn_logit_softcapping", float, traits.soft_caps[0]),
-            file.get(f"{architecture}.final_logit_softcapping", float, traits.soft_caps[1]),
-        ),
+        soft_caps=_soft_caps(file, architecture),
     )
     _check(file, spec)
     return spec
+
+
+def _count(file: GGUFFile, architecture: str, key: str, default: int | None = None) -> int:
+    full_key = f"{architecture}.{key}"
+    value = file.get(full_key, int) if default is None else file.get(full_key, int, default)
+    if not 1 <= value <= 2**31 - 1:
+        raise GGUFError(
+            f"{file.path}: key {full_key!r}: expected a count from 1, found {value}; "
+            "use a complete conversion of the model"
+        )
+    return value
+
+
+def _local_rope_base(file: GGUFFile, architecture: str) -> float | None:
+    base = ARCHITECTURES[architecture].local_rope_base
+    if base is None:
+        return None
+    return file.get(f"{architecture}.rope.freq_base_swa", float, base)
+
+
+def _soft_caps(file: GGUFFile, architecture: str) -> tuple[float, float]:
+    scores, logits = ARCHITECTURES[architecture].soft_caps
+    return (
+        file.get(f"{architecture}.attn_logit_softcapping", float, scores),
+        file.get(f"{architecture}.final_logit_softcapping", float, logits),
+    )
 
 
 def _windows(file: GGUFFile, architecture: str, num_layers: int) -> tuple[int, ...]:
