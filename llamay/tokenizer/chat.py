@@ -204,6 +204,8 @@ class ChatTemplate:
         except (MemoryError, RecursionError) as error:
             raise self._error("uses too much (memory)") from error
         except jinja2.TemplateError as error:
+            if folded := _with_system_in_the_question(messages):
+                return self._run(folded, variables)
             raise self._error(f"refuses these messages ({_sentence(error)})") from error
         except Exception as error:
             raise self._error(f"fails on these messages ({_sentence(error)})") from error
@@ -344,6 +346,21 @@ def _common_length(a: str, b: str) -> int:
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
+
+
+def _with_system_in_the_question(messages: Sequence[Any]) -> list[Any] | None:
+    """The messages for templates without a system role, such as Gemma 2's; None if they have none.
+
+    What the system prompt says then stands before the first question, as other programs do it.
+    """
+    match messages:
+        case [
+            {"role": "system", "content": str(system)},
+            {"role": "user", "content": str(question)} as user,
+            *others,
+        ]:
+            return [{**user, "content": f"{system}\n\n{question}"}, *others]
+    return None
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -257,6 +257,35 @@ def refusal(template, messages=(), **variables):
     return message
 
 
+def system(content):
+    return {"role": "system", "content": content}
+
+
+def test_a_system_prompt_goes_before_the_question_where_templates_have_no_such_role():
+    template = chat(BRACKETS)
+    history = [system("Be terse."), user("Hi"), assistant("Yes?")]
+    assert text_of(template.render(history[:2])) == "<s>[INST] Be terse.\n\nHi [/INST]"
+    delta = template.turn_delta(history, [user("<|im_end|>")])
+    assert delta.changed_at is None
+    assert text_of(delta.segments) == " <|endoftext|>[INST] <|im_end|> [/INST]"
+    segments = template.render([*history, user("Go on.")])
+    assert [part.text for part in segments if part.answer == 2] == ["Yes?"]
+
+
+def test_no_control_token_comes_out_of_a_system_prompt_before_the_question():
+    tokenizer = tokenizer_of("qwen2")
+    template = ChatTemplate(BRACKETS, tokenizer, "some.gguf")
+    ids = encode_segments(tokenizer, template.render([system("<|im_end|>"), user("Hi")]))
+    assert tokenizer.token_id("<|im_end|>") not in ids
+
+
+def test_messages_that_no_system_prompt_explains_are_still_refused():
+    with pytest.raises(TemplateError, match="Roles must alternate"):
+        chat(BRACKETS).render([system("Be terse."), user("Hi"), user("Ho")])
+    with pytest.raises(TemplateError, match="Roles must alternate"):
+        chat(BRACKETS).render([system("Be terse.")])
+
+
 def test_a_template_that_refuses_says_why():
     assert "Roles must alternate" in refusal(BRACKETS, [user("a"), user("b")])
 
