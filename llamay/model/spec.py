@@ -73,6 +73,8 @@ ARCHITECTURES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 
+OLLAMA_ROPE_BASE = ".rope.global.freq_base"  # as Ollama's conversions of Gemma 3 call it
+
 HEAD_DIM_MULTIPLE = 16  # the kernels' lanes
 MAX_HEAD_DIM = 1024  # what their buffers hold
 
@@ -174,7 +176,7 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
         context_length=context_length,
         norm_eps=file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float),
         rope_dim=count("rope.dimension_count", head_dim),
-        rope_base=file.get(f"{architecture}.rope.freq_base", float, 10000.0),
+        rope_base=_rope_base(file, architecture),
         rope_scaling=scaling,
         local_rope_base=_local_rope_base(file, architecture),
         windows=_windows(file, architecture, num_layers),
@@ -195,15 +197,23 @@ def _count(file: GGUFFile, architecture: str, key: str, default: int | None = No
     return value
 
 
+def _rope_base(file: GGUFFile, architecture: str) -> float:
+    other_name = file.get(architecture + OLLAMA_ROPE_BASE, float, 10000.0)
+    return file.get(f"{architecture}.rope.freq_base", float, other_name)
+
+
 def _local_rope_base(file: GGUFFile, architecture: str) -> float | None:
     base = ARCHITECTURES[architecture].local_rope_base
     if base is None:
         return None
-    return file.get(f"{architecture}.rope.freq_base_swa", float, base)
+    other_name = file.get(f"{architecture}.rope.local.freq_base", float, base)
+    return file.get(f"{architecture}.rope.freq_base_swa", float, other_name)
 
 
 def _soft_caps(file: GGUFFile, architecture: str) -> tuple[float, float]:
     scores, logits = ARCHITECTURES[architecture].soft_caps
+    if architecture + OLLAMA_ROPE_BASE in file.metadata:
+        return scores, logits  # the file's cap of 30 is Gemma 2's, which Gemma 3 does not have
     return (
         file.get(f"{architecture}.attn_logit_softcapping", float, scores),
         file.get(f"{architecture}.final_logit_softcapping", float, logits),

@@ -58,6 +58,20 @@ def test_gemma_3_without_a_window_has_one_rope_and_sees_everything(tmp_path):
     assert [spec.rope_of(layer) for layer in range(2)] == [0, 0]
 
 
+def test_gemma_3_as_ollama_converts_it(tmp_path):
+    """Other names of rope's bases, and a cap of logits that the model does not have."""
+    keys = {
+        "rope__freq_base": None,
+        "rope__global__freq_base": 1e6,
+        "rope__local__freq_base": 20000.0,
+        "attention__sliding_window": 512,
+        "final_logit_softcapping": 30.0,
+    }
+    spec = spec_of(tmp_path, "gemma3", block_count=6, **keys)
+    assert (spec.rope_base, spec.local_rope_base) == (1e6, 20000.0)
+    assert spec.soft_caps == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("pattern", "windows"),
     [
