@@ -24,9 +24,17 @@ _P = rb"!-#%-*,-/:;?@\[-\]_{}\x83"
 
 _SPACES = b"[%s]+(?![^%s])|[%s]+" % (_S, _S, _S)
 _GPT2 = b"'(?:[stmd]|re|ve|ll)| ?[%s]+| ?[%s]+| ?[^%s%s%s]+|" % (_L, _N, _S, _L, _N) + _SPACES
+_SHORT = b"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"  # what is left of a verb
 _QWEN2 = (
-    b"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n%s%s]?[%s]+|[%s]%%s" % (_L, _N, _L, _N)
+    _SHORT
+    + b"|[^\r\n%s%s]?[%s]+|[%s]%%s" % (_L, _N, _L, _N)
     + b"| ?[^%s%s%s]+[\r\n]*|[%s]*[\r\n]+|" % (_S, _L, _N, _S)
+    + _SPACES
+)
+# Words begin at a capital letter; letters above ASCII are of either case.
+_TEKKEN = (
+    rb"[^\r\n%s%s]?(?:[A-Z\x80]*[a-z\x80]+|[A-Z\x80]+[a-z\x80]*)%%s|[%s]%%s" % (_L, _N, _N)
+    + b"| ?[^%s%s%s]+[\r\n/]*|[%s]*[\r\n]+|" % (_S, _L, _N, _S)
     + _SPACES
 )
 
@@ -35,8 +43,11 @@ _PATTERNS: dict[str, tuple[bytes, ...]] = {
     "default": (b"[%s$+<=>^~|]+" % _P, _GPT2, b"[%s]+" % _N, b"[0-9]{3}"),
     "gpt-2": (_GPT2,),
     "smollm": (b"[%s]" % _N, _GPT2),
-    "qwen2": (_QWEN2.replace(b"%s", b""),),
-    "llama-bpe": (_QWEN2.replace(b"%s", b"{1,3}"),),
+    "qwen2": (_QWEN2 % b"",),
+    "llama-bpe": (_QWEN2 % b"{1,3}",),
+    "dbrx": (_QWEN2 % b"{1,3}",),
+    "tekken": (_TEKKEN % (b"", b""),),
+    "gpt-4o": (_TEKKEN % (b"(?:%s)?" % _SHORT, b"{1,3}"),),
 }
 
 # The names that files give to each family in `tokenizer.ggml.pre`.
@@ -48,6 +59,9 @@ FAMILIES: dict[str, str] = {
         "smollm": "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
         "qwen2": "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open",
         "llama-bpe": "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        "dbrx": "dbrx smaug-bpe",
+        "tekken": "tekken",
+        "gpt-4o": "gpt-4o llama4 kanana2 talkie",
     }.items()
     for name in names.split()
 }

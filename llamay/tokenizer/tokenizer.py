@@ -87,7 +87,7 @@ class Tokenizer:
                 "are supported; use a model of another family."
             )
         vocabulary = read_vocabulary(metadata, source, {})
-        is_llama = family == "llama-bpe"
+        is_llama = family in ("llama-bpe", "tekken")  # or of Mistral, which follows it
         encoder = ByteLevelBPE(
             _text_ids(vocabulary),
             read_merges(metadata, source),

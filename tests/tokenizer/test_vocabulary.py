@@ -41,8 +41,8 @@ def test_an_unknown_tokenizer_model_is_named_with_those_supported():
 
 
 def test_an_unknown_pre_tokenizer_is_named_with_those_supported():
-    message = refusal(UnsupportedModelError, pre="tekken")
-    assert "'tekken'" in message
+    message = refusal(UnsupportedModelError, pre="chameleon")
+    assert "'chameleon'" in message
     for supported in ("smollm", "qwen2", "llama-bpe", "gpt-2", "deepseek-r1-qwen", "llama-v3"):
         assert supported in message
 
