@@ -203,6 +203,12 @@ def soft_capped(x: F32, cap: float) -> F32:
     return np.where(ratio > 0, capped, np.where(ratio < 0, ZERO - capped, ratio))
 
 
+def capped_logits(x: F32, cap: float) -> F32:
+    """NaN where x is not finite."""
+    with np.errstate(invalid="ignore"):
+        return soft_capped(x, cap) + (x - x) if cap else x
+
+
 def attend_run(
     q: F32, keys: F32, values: F32, seen: NDArray[np.bool_], scale: float, soft_cap: float
 ):
@@ -307,7 +313,7 @@ def forward(program: Program, ids: Sequence[int]) -> F32:
                 stream = stream + post_normed(y, operation.post_norm)
             case Logits():
                 x = rms_norm(stream, vector(operation.norm), operation.eps)
-                return soft_capped(matmul(operation.head, 2, x), operation.soft_cap)
+                return capped_logits(matmul(operation.head, 2, x), operation.soft_cap)
     raise AssertionError("the program has no Logits")
 
 

@@ -15,6 +15,7 @@ from llamay.kv import Cache
 from llamay.kv.snapshot import Identity
 from llamay.mlx_kernels import KernelSet, load_kernels, numerics_id
 from llamay.mlx_kernels.machine import usable_memory
+from llamay.model.conversions import usual_metadata
 from llamay.model.decoder import Decoder
 from llamay.tokenizer import Tokenizer
 
@@ -60,10 +61,11 @@ class Model:
         kernels = load_kernels(device, threads, caches / "kernels.json", caches / "packed")
         with open_gguf(path) as file, ThreadPoolExecutor(1) as executor:
             # The tokenizer's library and the packing of weights both run without the interpreter.
-            reading = executor.submit(Tokenizer.from_metadata, file.metadata, str(path))
+            metadata = usual_metadata(file).metadata
+            reading = executor.submit(Tokenizer.from_metadata, metadata, str(path))
             decoder = Decoder(file, kernels)
             tokenizer = reading.result()
-            template = file.metadata.get("tokenizer.chat_template")
+            template = metadata.get("tokenizer.chat_template")
         if tokenizer.vocab_size > decoder.vocab_size:
             raise UsageError(
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "

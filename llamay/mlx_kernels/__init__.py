@@ -27,8 +27,9 @@ The numerics contract, which every exact kernel set keeps:
    tree.
 4. exp, log, sin and cos are our own, from IEEE-exact operations (csrc/fixed_math.h and
    csrc/kernel_bodies.h), and so are tanh |x| = (1 - t) / (1 + t), t = exp(-2 |x|), and gelu(x) =
-   x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3). Ties go to the lower id. No
-   contraction, no fast-math, subnormals kept, rounding to nearest even.
+   x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3). Capped logits are NaN if they were not
+   finite. Ties go to the lower id. No contraction, no fast-math, subnormals kept, rounding to
+   nearest even.
 5. Keys and values are rounded once, when they are written, each head's vector of a position by
    itself. f16: to the nearest, ties to even, at most 65504. 8 bits: scale = max|x| / 127, rounded
    up to 16 significant bits, so that 127 * scale is exact and rounding what was rounded changes

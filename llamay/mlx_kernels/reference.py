@@ -215,6 +215,11 @@ def soft_capped(x: mx.array, cap: float) -> mx.array:
     return cap * mx.tanh(x / cap) if cap else x
 
 
+def capped_logits(x: mx.array, cap: float) -> mx.array:
+    """As `soft_capped`, but NaN where x is not finite, so that damage is noticed."""
+    return soft_capped(x, cap) + (x - x) if cap else x
+
+
 class _Forward:
     """One step, operation by operation."""
 
@@ -256,7 +261,7 @@ class _Forward:
             case Logits():
                 picked = self._stream[mx.array(self._step.logit_rows)]
                 x = _rms_norm(picked, self._weight(operation.norm), operation.eps)
-                self.logits = soft_capped(self._project(x, operation.head), operation.soft_cap)
+                self.logits = capped_logits(self._project(x, operation.head), operation.soft_cap)
                 mx.eval(self.logits)
 
     def _add(self, x: mx.array, post_norm: PostNorm | None) -> None:

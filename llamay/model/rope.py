@@ -43,7 +43,7 @@ PLAIN = RopeScaling("none", 1.0, 1, 1.0)
 def read_scaling(file: GGUFFile, architecture: str) -> RopeScaling:
     """The rope scaling that a file names.
 
-    Raises UnsupportedModelError for another kind, GGUFError for a factor below 1.
+    Raises UnsupportedModelError for another kind, GGUFError for numbers out of range.
     """
     prefix = f"{architecture}.rope"
     linear = file.get(f"{prefix}.scale_linear", float, 1.0)  # the key before rope.scaling.*
@@ -57,7 +57,8 @@ def read_scaling(file: GGUFFile, architecture: str) -> RopeScaling:
     factor = file.get(f"{prefix}.scaling.factor", float, linear)
     if kind not in ("none", "linear", "yarn", LONGROPE):
         raise UnsupportedModelError(
-            f"{file.path}: rope scaling {kind!r} is not supported; supported are linear and yarn"
+            f"{file.path}: rope scaling {kind!r} is not supported; "
+            "supported are linear, yarn and longrope"
         )
     if not 1 <= factor < 1e6:
         raise GGUFError(
@@ -65,12 +66,15 @@ def read_scaling(file: GGUFFile, architecture: str) -> RopeScaling:
             f"found {factor}; use a complete conversion of the model"
         )
     trained = file.get(f"{architecture}.context_length", int)
-    return RopeScaling(
-        kind,
-        factor,
-        max(1, file.get(f"{prefix}.scaling.original_context_length", int, trained)),
-        file.get(f"{prefix}.scaling.attn_factor", float, 1.0),
-    )
+    original = file.get(f"{prefix}.scaling.original_context_length", int, trained)
+    attention_factor = file.get(f"{prefix}.scaling.attn_factor", float, 1.0)
+    if original < 1 or not 0 < attention_factor < 1e3:
+        raise GGUFError(
+            f"{file.path}: keys '{prefix}.scaling.original_context_length' and '.attn_factor': "
+            f"expected positive numbers, found {original} and {attention_factor}; "
+            "use a complete conversion of the model"
+        )
+    return RopeScaling(kind, factor, original, attention_factor)
 
 
 def build_rope(

@@ -12,6 +12,7 @@ import numpy as np
 from llamay.errors import GGUFError, UnsupportedModelError
 from llamay.gguf import GGUFFile
 from llamay.mlx_kernels.program import Activation, Rope
+from llamay.model.conversions import usual_metadata
 from llamay.model.rope import LONGROPE, PLAIN, RopeScaling, build_rope, read_scaling
 
 
@@ -73,8 +74,7 @@ ARCHITECTURES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 
-OLLAMA_ROPE_BASE = ".rope.global.freq_base"  # as Ollama's conversions of Gemma 3 call it
-
+MAX_LAYERS = 4096  # what the kernels take; tensors are only looked for in layers that there may be
 HEAD_DIM_MULTIPLE = 16  # the kernels' lanes
 MAX_HEAD_DIM = 1024  # what their buffers hold
 
@@ -115,7 +115,7 @@ class DecoderSpec:
     def attention_scale(self) -> float:
         """Factor of q.k: 1 / sqrt(head_dim), for most."""
         wide = self.num_layers == self.traits.wide_heads
-        return 1 / sqrt(self.hidden // self.num_heads if wide else self.head_dim)
+        return 1 / sqrt(max(1, self.hidden // self.num_heads) if wide else self.head_dim)
 
     @property
     def embedding_scale(self) -> float:
@@ -145,6 +145,7 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
     Raises UnsupportedModelError for an architecture or a variant of one that llamay does not run,
     GGUFError for keys that are missing, of a wrong type or out of range.
     """
+    file = usual_metadata(file)
     architecture = file.get("general.architecture", str)
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -160,7 +161,7 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
         )
     num_heads, hidden = count("attention.head_count"), count("embedding_length")
     head_dim = count("attention.key_length", max(1, hidden // num_heads))
-    num_layers, scaling = count("block_count"), read_scaling(file, architecture)
+    num_layers, scaling = count("block_count", most=MAX_LAYERS), read_scaling(file, architecture)
     context_length = count("context_length")
     if scaling.kind == LONGROPE:
         context_length = min(context_length, scaling.original_context)
@@ -176,7 +177,7 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
         context_length=context_length,
         norm_eps=file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float),
         rope_dim=count("rope.dimension_count", head_dim),
-        rope_base=_rope_base(file, architecture),
+        rope_base=file.get(f"{architecture}.rope.freq_base", float, 10000.0),
         rope_scaling=scaling,
         local_rope_base=_local_rope_base(file, architecture),
         windows=_windows(file, architecture, num_layers),
@@ -186,34 +187,33 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
     return spec
 
 
-def _count(file: GGUFFile, architecture: str, key: str, default: int | None = None) -> int:
+def _count(
+    file: GGUFFile,
+    architecture: str,
+    key: str,
+    default: int | None = None,
+    *,
+    most: int = 2**31 - 1,
+) -> int:
     full_key = f"{architecture}.{key}"
     value = file.get(full_key, int) if default is None else file.get(full_key, int, default)
-    if not 1 <= value <= 2**31 - 1:
+    if not 1 <= value <= most:
         raise GGUFError(
-            f"{file.path}: key {full_key!r}: expected a count from 1, found {value}; "
+            f"{file.path}: key {full_key!r}: expected a count from 1 to {most}, found {value}; "
             "use a complete conversion of the model"
         )
     return value
-
-
-def _rope_base(file: GGUFFile, architecture: str) -> float:
-    other_name = file.get(architecture + OLLAMA_ROPE_BASE, float, 10000.0)
-    return file.get(f"{architecture}.rope.freq_base", float, other_name)
 
 
 def _local_rope_base(file: GGUFFile, architecture: str) -> float | None:
     base = ARCHITECTURES[architecture].local_rope_base
     if base is None:
         return None
-    other_name = file.get(f"{architecture}.rope.local.freq_base", float, base)
-    return file.get(f"{architecture}.rope.freq_base_swa", float, other_name)
+    return file.get(f"{architecture}.rope.freq_base_swa", float, base)
 
 
 def _soft_caps(file: GGUFFile, architecture: str) -> tuple[float, float]:
     scores, logits = ARCHITECTURES[architecture].soft_caps
-    if architecture + OLLAMA_ROPE_BASE in file.metadata:
-        return scores, logits  # the file's cap of 30 is Gemma 2's, which Gemma 3 does not have
     return (
         file.get(f"{architecture}.attn_logit_softcapping", float, scores),
         file.get(f"{architecture}.final_logit_softcapping", float, logits),
@@ -228,9 +228,9 @@ def _windows(file: GGUFFile, architecture: str, num_layers: int) -> tuple[int, .
     key = f"{architecture}.attention.sliding_window"
     window = file.get(key, int, traits.window)
     pattern = file.metadata.get(f"{key}_pattern", traits.full_every)
-    if isinstance(pattern, np.ndarray):
+    if isinstance(pattern, np.ndarray) and np.isin(pattern, (0, 1)).all():
         windowed = [bool(each) for each in pattern]
-    elif isinstance(pattern, int) and pattern >= 0:
+    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern >= 0:
         windowed = [pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers)]
     else:
         windowed = []
@@ -270,8 +270,8 @@ def _check(file: GGUFFile, spec: DecoderSpec) -> None:
             f"{file.path}: expected a norm epsilon between 0 and 1 and rope bases from 1, found "
             f"{spec.norm_eps} and {bases}; use a complete conversion of the model"
         )
-    if not all(cap == 0 or 1e-3 <= cap < 1e6 for cap in spec.soft_caps):
+    if not all(cap == 0 or 1e-3 <= cap <= 1e3 for cap in spec.soft_caps):
         raise GGUFError(
-            f"{file.path}: expected soft caps of logits of 0, or from 0.001 to 1000000, found "
-            f"{list(spec.soft_caps)}; use a complete conversion of the model"
+            f"{file.path}: expected soft caps of scores and of logits of 0, or from 0.001 to 1000, "
+            f"found {list(spec.soft_caps)}; use a complete conversion of the model"
         )

@@ -359,7 +359,8 @@ def _with_system_in_the_question(messages: Sequence[Any]) -> list[Any] | None:
             {"role": "user", "content": str(question)} as user,
             *others,
         ]:
-            return [{**user, "content": f"{system}\n\n{question}"}, *others]
+            content = f"{system}\n\n{question}" if system.strip() else question
+            return [{**user, "content": content}, *others]
     return None
 
 

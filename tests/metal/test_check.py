@@ -68,7 +68,7 @@ FAULTS_OF_MOST = [
     ("gate_up", "gelu_times(gate_value", "silu_times(gate_value", "gate_up"),
     ("project", ": value;", ": value * 2.0f;", "project"),
     ("rms_norm", "residual[at])", "0.0f)", "rms_norm"),
-    ("logits", "? llamay::soft_capped(value, soft_cap)", "? value", "logits"),
+    ("logits", "CAPPED ? capped", "CAPPED ? value", "logits"),
 ]
 
 

@@ -210,14 +210,14 @@ def test_logits(metal, soft_cap):
     assert_near(rows_alone_and_together(run, x), expected, terms + soft_cap)
 
 
-def test_a_soft_cap_holds_for_logits_of_any_size_and_hides_none_that_is_no_number(metal):
+def test_a_soft_cap_holds_for_logits_of_any_size_and_hides_none_that_is_not_finite(metal):
     weights = np.zeros((7, 16), np.float32)
     weights[:, 0] = [0, 1e-3, -1e-3, 200, -200, np.inf, np.nan]
     head = Matrix(mx.array(weights.view(np.uint8)), Format.F32, 7, 16)
     ones = mx.ones((1, 16))
     found = np.array(Kernels(metal.metal_kernel).logits(ones, ones[0], 0.0, head, 30.0))[0]
     np.testing.assert_allclose(found[:5], [0, 1e-3, -1e-3, 30, -30], rtol=0, atol=1e-4)
-    assert np.isnan(found[6])
+    assert np.isnan(found[5:]).all()
 
 
 def test_no_dimension_of_a_matrix_counts_all_its_bytes():

@@ -2,6 +2,7 @@
 
 import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +68,8 @@ WRONG = [
     ("llama.block_count", "two", GGUFError),
     ("llama.block_count", 2.0, GGUFError),
     ("llama.block_count", 3, GGUFError),
+    ("llama.block_count", 4097, GGUFError),
+    ("llama.block_count", 2**31 - 1, GGUFError),
     ("llama.embedding_length", 96, GGUFError),
     ("llama.embedding_length", np.uint64(2**63), GGUFError),
     ("llama.feed_forward_length", 64, GGUFError),
@@ -87,6 +90,10 @@ WRONG = [
     ("llama.rope.freq_base", float("inf"), GGUFError),
     ("llama.rope.freq_base", float("nan"), GGUFError),
     ("llama.rope.scaling.type", "longrope", UnsupportedModelError),
+    ("llama.rope.scaling.original_context_length", 0, GGUFError),
+    ("llama.rope.scaling.attn_factor", 0.0, GGUFError),
+    ("llama.rope.scaling.attn_factor", float("nan"), GGUFError),
+    ("llama.rope.scaling.attn_factor", 1e30, GGUFError),
     ("llama.expert_count", 8, UnsupportedModelError),
     ("general.architecture", "mamba", UnsupportedModelError),
     ("general.architecture", 5, GGUFError),
@@ -229,11 +236,23 @@ def test_weights_that_are_no_numbers_give_numerics_error(tmp_path, format, name,
      "blk.0.post_attention_norm.weight", "blk.1.post_ffw_norm.weight", "output_norm.weight"],
 )  # fmt: skip
 def test_soft_caps_hide_no_weights_that_are_no_numbers(tmp_path, name):
-    config = CONFIGS["gemma2"]
-    tensors = tiny_tensors(config)
+    tensors = tiny_tensors(CONFIGS["gemma2"])
     tensors[name] = poisoned(tensors[name], float("nan"))
-    for isa in _cpu.kernel_sets():
-        decoder = decoder_of(tmp_path, tiny_metadata(config), tensors, cpu_kernels(isa))
+    damage_is_noticed(tmp_path, CONFIGS["gemma2"], tensors)
+
+
+def test_soft_caps_hide_no_infinite_logits(tmp_path):
+    config = replace(CONFIGS["gemma2"], tied=False)
+    tensors = tiny_tensors(config)
+    head = np.frombuffer(tensors["output.weight"].data, np.float32).copy()
+    head[: config.hidden] = 3e38
+    tensors["output.weight"] = float_tensor(head.reshape(tensors["output.weight"].shape))
+    damage_is_noticed(tmp_path, config, tensors)
+
+
+def damage_is_noticed(folder, config, tensors):
+    for kernels in (*map(cpu_kernels, _cpu.kernel_sets()), ReferenceKernels()):
+        decoder = decoder_of(folder, tiny_metadata(config), tensors, kernels)
         with pytest.raises(NumericsError):
             plain(decoder, [5, 6, 7])
 

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from llamay.engine.model import Model
 from llamay.errors import GGUFError
 from llamay.gguf import open_gguf
 from llamay.mlx_kernels.cpu import CpuKernels
 from llamay.model.decoder import Decoder
 from llamay.model.spec import SUPPORTED_ARCHITECTURES, read_spec
 from tests.gguf_writer import float_tensor, write_gguf
-from tests.tiny_models import CONFIGS, TinyConfig, tiny_metadata, tiny_tensors
+from tests.tiny_models import CONFIGS, VOCAB, TinyConfig, tiny_metadata, tiny_tensors
 
 FACTORS = "rope_factors_short.weight"
 
@@ -62,14 +63,61 @@ def test_gemma_3_as_ollama_converts_it(tmp_path):
     """Other names of rope's bases, and a cap of logits that the model does not have."""
     keys = {
         "rope__freq_base": None,
-        "rope__global__freq_base": 1e6,
+        "rope__global__freq_base": 2e6,
         "rope__local__freq_base": 20000.0,
         "attention__sliding_window": 512,
         "final_logit_softcapping": 30.0,
     }
     spec = spec_of(tmp_path, "gemma3", block_count=6, **keys)
-    assert (spec.rope_base, spec.local_rope_base) == (1e6, 20000.0)
+    assert (spec.rope_base, spec.local_rope_base) == (2e6, 20000.0)
     assert spec.soft_caps == (0.0, 0.0)
+    assert spec.rope_scaling.factor == 1
+
+
+def test_gemma_3_with_images_as_ollama_converts_it(tmp_path):
+    """4B: no epsilon, no rope at all, and a token for images that the embedding lacks."""
+    keys = {
+        "rope__freq_base": None,
+        "attention__layer_norm_rms_epsilon": None,
+        "mm__tokens_per_image": 256,
+        "attention__sliding_window": 1024,
+    }
+    spec = spec_of(tmp_path, "gemma3", block_count=34, **keys)
+    assert spec.norm_eps == pytest.approx(1e-6)
+    assert (spec.rope_base, spec.local_rope_base) == (1e6, 1e4)
+    far, near = spec.ropes(None)
+    assert far.inverse[0] == pytest.approx(1 / 8)
+    assert near.inverse[0] == 1
+
+
+def test_a_token_for_images_that_has_no_row_is_left_out(tmp_path):
+    config = CONFIGS["gemma3"]
+    metadata = tiny_metadata(config) | {"gemma3.mm.tokens_per_image": 256}
+    metadata["tokenizer.ggml.tokens"] = [*VOCAB, "<image_soft_token>"]
+    types = metadata["tokenizer.ggml.token_type"]
+    metadata["tokenizer.ggml.token_type"] = np.append(types, np.int32(3)).astype(np.int32)
+    path = write_gguf(tmp_path / "images.gguf", metadata, tiny_tensors(config))
+    model = Model.load(str(path), threads=1)
+    assert model.tokenizer.vocab_size == model.decoder.vocab_size == len(VOCAB)
+
+
+def test_ollamas_gemma_3_has_the_turns_of_gemma(tmp_path):
+    metadata = tiny_metadata(CONFIGS["gemma3"]) | {"gemma3.rope.local.freq_base": 1e4}
+    del metadata["tokenizer.chat_template"]
+    path = write_gguf(tmp_path / "turns.gguf", metadata, tiny_tensors(CONFIGS["gemma3"]))
+    template = Model.load(str(path), threads=1).chat_template()
+    messages = [
+        {"role": "system", "content": "Be terse."},
+        {"role": "user", "content": "Hi "},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "Bye"},
+    ]
+    bos = VOCAB[metadata["tokenizer.ggml.bos_token_id"]]
+    assert "".join(segment.text for segment in template.render(messages)) == (
+        f"{bos}<start_of_turn>user\nBe terse.\n\nHi<end_of_turn>\n"
+        "<start_of_turn>model\nYes?<end_of_turn>\n"
+        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,6 +143,9 @@ def test_a_file_may_name_the_layers_with_a_window(tmp_path, pattern, windows):
         {"attention__sliding_window_pattern": -1},
         {"attention__sliding_window_pattern": "some"},
         {"attention__sliding_window_pattern": np.array([True])},
+        {"attention__sliding_window_pattern": True},
+        {"attention__sliding_window_pattern": np.array([0, 1, 2, 0])},
+        {"attention__sliding_window_pattern": np.array([0.0, 1.0, np.nan, 0.0])},
         {"attn_logit_softcapping": -1.0},
         {"attn_logit_softcapping": float("nan")},
         {"final_logit_softcapping": float("inf")},
@@ -135,6 +186,11 @@ def test_scores_are_scaled_as_each_model_was_trained(
     }
     spec = spec_of(tmp_path, arch, **{key.replace(".", "__"): v for key, v in keys.items()})
     assert spec.attention_scale == pytest.approx(divisor**-0.5, rel=1e-15)
+
+
+def test_more_heads_than_columns_divide_nothing_by_zero(tmp_path):
+    keys = {"block_count": 62, "embedding_length": 32, "attention__head_count": 64}
+    assert np.isfinite(spec_of(tmp_path, "gemma3", **keys).attention_scale)
 
 
 def test_embeddings_are_scaled_in_gemma_only(tmp_path):

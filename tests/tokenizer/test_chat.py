@@ -265,6 +265,7 @@ def test_a_system_prompt_goes_before_the_question_where_templates_have_no_such_r
     template = chat(BRACKETS)
     history = [system("Be terse."), user("Hi"), assistant("Yes?")]
     assert text_of(template.render(history[:2])) == "<s>[INST] Be terse.\n\nHi [/INST]"
+    assert text_of(template.render([system(" "), user("Hi")])) == "<s>[INST] Hi [/INST]"
     delta = template.turn_delta(history, [user("<|im_end|>")])
     assert delta.changed_at is None
     assert text_of(delta.segments) == " <|endoftext|>[INST] <|im_end|> [/INST]"

@@ -87,8 +87,10 @@ INLINE vf v_soft_cap(vf x, vf cap) {
 }
 
 static void NAME(soft_cap)(float *x, int64_t count, float cap) {
-    for (int64_t i = 0; i < count; i += LANES)
-        store_first(x + i, v_soft_cap(load_first(x + i, count - i), v_set1(cap)), count - i);
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf v = load_first(x + i, count - i);
+        store_first(x + i, v_add(v_soft_cap(v, v_set1(cap)), v_sub(v, v)), count - i);
+    }
 }
 
 #include "attention_bodies.h"

@@ -107,7 +107,7 @@ typedef struct {
     /* gate[i] = silu(gate[i]) * up[i], or gelu (by tanh) */
     GateKernel silu_mul, gelu_mul;
 
-    /* x[i] = cap * tanh(x[i] / cap) */
+    /* x[i] = cap * tanh(x[i] / cap); NaN if x[i] is not finite, so that damage is noticed. */
     void (*soft_cap)(float *x, int64_t count, float cap);
 
     /* Each query's partial result over one run. */

@@ -18,6 +18,7 @@ from llamay.mlx_kernels.reference import (
     HIGHEST_SCALE,
     SMALLEST,
     activated,
+    capped_logits,
     dequantize,
     soft_capped,
 )
@@ -132,7 +133,7 @@ class StockKernels:
         self, x: mx.array, norm: mx.array, eps: float, head: Matrix, soft_cap: float
     ) -> mx.array:
         """See `Kernels`."""
-        return soft_capped(self.rms_norm(x, norm, eps) @ self._weights(head).T, soft_cap)
+        return capped_logits(self.rms_norm(x, norm, eps) @ self._weights(head).T, soft_cap)
 
     def best(self, logits: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
         """See `Kernels`."""

@@ -1,4 +1,5 @@
-// y[row] = head . n, n = norm(x[row]) if NORM, else x[row]; soft-capped if CAPPED.
+// y[row] = head . n, n = norm(x[row]) if NORM, else x[row]; soft-capped if CAPPED, and then
+// NaN if it was not finite, so that damage is noticed.
 // A simdgroup computes OUTPUTS outputs of a tile of ROWS rows.
 // sizes: rows, columns, outputs
 const uint lane = thread_index_in_simdgroup;
@@ -15,6 +16,7 @@ if (output < outputs) {
         llamay::weights_of<FORMAT>(head, output, columns), outputs - output, rows, columns, inputs, lane);
     const llamay::Owned<ROWS, OUTPUTS> owned(lane);
     if (owned.first && owned.row < rows && output + owned.output < outputs) {
-        y[(row + owned.row) * outputs + output + owned.output] = CAPPED ? llamay::soft_capped(value, soft_cap) : value;
+        const float capped = llamay::soft_capped(value, soft_cap) + (value - value);
+        y[(row + owned.row) * outputs + output + owned.output] = CAPPED ? capped : value;
     }
 }
