@@ -8,6 +8,8 @@ token for which the embedding has no row. Ollama mends this when it opens them
 
 from typing import Any
 
+import numpy as np
+
 from llamay.gguf import GGUFFile
 
 GEMMA3_MARKS = ("rope.global.freq_base", "rope.local.freq_base", "mm.tokens_per_image")
@@ -48,8 +50,9 @@ def _gemma3_of_ollama(file: GGUFFile) -> dict[str, Any]:
     if "gemma3.rope.local.freq_base" in given:
         metadata["gemma3.rope.freq_base_swa"] = given["gemma3.rope.local.freq_base"]
     embedding = file.tensors.get("token_embd.weight")
+    rows = embedding.rows if embedding else 0
     for name in VOCABULARY:
         values = given.get(f"tokenizer.ggml.{name}")
-        if embedding is not None and values is not None and len(values) == embedding.rows + 1:
-            metadata[f"tokenizer.ggml.{name}"] = values[: embedding.rows]
+        if isinstance(values, list | np.ndarray) and len(values) == rows + 1:
+            metadata[f"tokenizer.ggml.{name}"] = values[:rows]
     return metadata
