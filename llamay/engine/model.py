@@ -15,7 +15,7 @@ from llamay.kv import Cache
 from llamay.kv.snapshot import Identity
 from llamay.mlx_kernels import KernelSet, load_kernels, numerics_id
 from llamay.mlx_kernels.machine import usable_memory
-from llamay.model.conversions import usual_metadata
+from llamay.model.conversions import with_usual_metadata
 from llamay.model.decoder import Decoder
 from llamay.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ class Model:
         kernels = load_kernels(device, threads, caches / "kernels.json", caches / "packed")
         with open_gguf(path) as file, ThreadPoolExecutor(1) as executor:
             # The tokenizer's library and the packing of weights both run without the interpreter.
-            metadata = usual_metadata(file).metadata
+            metadata = with_usual_metadata(file).metadata
             reading = executor.submit(Tokenizer.from_metadata, metadata, str(path))
             decoder = Decoder(file, kernels)
             tokenizer = reading.result()

@@ -25,7 +25,7 @@ GEMMA_TEMPLATE = (
 VOCABULARY = ("tokens", "scores", "token_type")
 
 
-def usual_metadata(file: GGUFFile) -> GGUFFile:
+def with_usual_metadata(file: GGUFFile) -> GGUFFile:
     """The same file if it needs no change, else one with other metadata and the same tensors."""
     if file.metadata.get("general.architecture") != "gemma3":
         return file

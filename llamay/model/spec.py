@@ -12,7 +12,7 @@ import numpy as np
 from llamay.errors import GGUFError, UnsupportedModelError
 from llamay.gguf import GGUFFile
 from llamay.mlx_kernels.program import Activation, Rope
-from llamay.model.conversions import usual_metadata
+from llamay.model.conversions import with_usual_metadata
 from llamay.model.rope import LONGROPE, PLAIN, RopeScaling, build_rope, read_scaling
 
 
@@ -145,7 +145,7 @@ def read_spec(file: GGUFFile) -> DecoderSpec:
     Raises UnsupportedModelError for an architecture or a variant of one that llamay does not run,
     GGUFError for keys that are missing, of a wrong type or out of range.
     """
-    file = usual_metadata(file)
+    file = with_usual_metadata(file)
     architecture = file.get("general.architecture", str)
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
