@@ -257,26 +257,32 @@ def _finite(found: StepLogits) -> bool:
     """Whether all logits are; rows are not read if the device has looked at them."""
     if found.best:
         return not any(math.isnan(best.log_sum_exp) for best in found.best)
-    return bool(np.isfinite(found.logits).all())
+    logits = found.logits  # NaN is the largest and the smallest of all
+    return not logits.size or math.isfinite(logits.max()) and math.isfinite(logits.min())
 
 
 def _assemble(batch: Sequence[Rows]) -> Step:
-    """The step's arrays."""
-    counts = [len(rows.tokens) for rows in batch]
-    ends = np.cumsum(counts)
-    table = np.full((len(batch), max(len(r.context.page_ids) for r in batch)), -1, dtype=np.int32)
+    """The step's arrays. Lists first: few calls of numpy, as a decode has few rows."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    contexts: list[int] = []
+    logit_rows: list[int] = []
+    for index, rows in enumerate(batch):
+        start, count = rows.context.length, len(rows.tokens)
+        tokens += rows.tokens
+        positions += range(start, start + count)
+        contexts += [index] * count
+        logit_rows += range(len(tokens) - rows.logits, len(tokens))
+    max_pages = max(len(rows.context.page_ids) for rows in batch)
+    table = np.full((len(batch), max_pages), -1, dtype=np.int32)
     for index, rows in enumerate(batch):
         table[index, : len(rows.context.page_ids)] = rows.context.page_ids
-    starts = [rows.context.length for rows in batch]
-    logit_rows = [np.arange(end - r.logits, end) for end, r in zip(ends, batch, strict=True)]
     return Step(
-        tokens=np.concatenate([np.asarray(rows.tokens, dtype=np.int32) for rows in batch]),
-        positions=np.concatenate(
-            [np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)]
-        ),
-        contexts=np.repeat(np.arange(len(batch), dtype=np.int32), counts),
-        writes=np.ones(int(ends[-1]), dtype=np.bool_),
+        tokens=np.array(tokens, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        contexts=np.array(contexts, dtype=np.int32),
+        writes=np.ones(len(tokens), dtype=np.bool_),
         page_table=table,
-        logit_rows=np.concatenate(logit_rows).astype(np.int32),
+        logit_rows=np.array(logit_rows, dtype=np.int32),
         best=max(rows.best for rows in batch),
     )

@@ -57,13 +57,16 @@ static int job_done(Pool *pool) {
     return atomic_load(&pool->done) == atomic_load(&pool->items);
 }
 
-/* First item claimed of job `job`, or -1 if it has none left; *count receives how many. */
+/* First item claimed of job `job`, or -1 if it has none left; *count receives how many are claimed: fewer towards the
+ * end of the job, so that threads end together.
+ */
 static int64_t claim(Pool *pool, uint64_t job, int64_t items, int64_t grain, int64_t *count) {
     uint64_t ticket = atomic_load(&pool->ticket);
     for (;;) {
         int64_t next = (int64_t)(ticket & UINT32_MAX);
         if (ticket >> 32 != job || next >= items) return -1;
-        *count = items - next < grain ? items - next : grain;
+        int64_t left = items - next, share = left / (2 * pool->threads); /* half of an equal part */
+        *count = share > grain ? share : grain < left ? grain : left;
         if (atomic_compare_exchange_weak(&pool->ticket, &ticket, ticket + (uint64_t)*count)) return next;
     }
 }

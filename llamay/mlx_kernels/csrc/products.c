@@ -82,42 +82,39 @@ int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const 
     return result;
 }
 
-enum { ITEM_GROUPS = 2 }; /* groups of 16 output rows in one item */
+enum { CLAIM_PRODUCTS = 1 << 17 }; /* so few that claiming them would take longer than the wait for who has more */
 
-static int64_t matmul_items(const Matrix *w) {
-    return (w->rows + ITEM_GROUPS * LANES - 1) / (ITEM_GROUPS * LANES);
+static int64_t groups_of(const Matrix *w) { return (w->rows + LANES - 1) / LANES; }
+
+static int64_t units_of(const MatmulJob *job, int part) {
+    return (groups_of(job->weights + part) + job->unit - 1) / job->unit;
 }
 
-static void matmul_item(const MatmulJob *job, int part, int64_t item) {
-    const KernelSet *kernels = job->run->program->kernels;
+/* Units [begin, end) of a part. */
+static void multiply_units(const MatmulJob *job, int part, int64_t begin, int64_t end) {
     const Matrix *w = job->weights + part;
-    int64_t groups = (w->rows + LANES - 1) / LANES, first = item * ITEM_GROUPS;
-    int64_t end = first + ITEM_GROUPS < groups ? first + ITEM_GROUPS : groups;
-    kernels->matmul(w, job->x, job->out[part], w->rows, first, end);
-    int64_t row = first * LANES, count = (end * LANES < w->rows ? end * LANES : w->rows) - row;
-    if (job->gate) {
-        kernels->matmul(w + 1, job->x, job->out[1], w->rows, first, end);
-        for (int64_t a = 0; a < job->x->rows; a++)
-            job->gate(job->out[0] + a * w->rows + row, job->out[1] + a * w->rows + row, count);
-    }
-    if (job->residual)
-        for (int64_t a = 0; a < job->x->rows; a++)
-            for (int64_t i = a * w->rows + row; i < a * w->rows + row + count; i++) job->residual[i] += job->out[0][i];
+    int64_t first = begin * job->unit, last = end * job->unit;
+    if (last > groups_of(w)) last = groups_of(w);
+    job->run->program->kernels->matmul(w, job->x, job->out[part], w->rows, first, last);
+    if (!job->finish) return;
+    int64_t row = first * LANES, row_end = last * LANES < w->rows ? last * LANES : w->rows;
+    job->finish(job, part, row, row_end - row);
 }
 
-static void matmul_items_task(void *argument, int64_t begin, int64_t end, int worker) {
+/* Units [begin, end), counted through all parts. */
+static void matmul_task(void *argument, int64_t begin, int64_t end, int worker) {
     const MatmulJob *job = argument;
     (void)worker;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t local = item;
-        int part = 0;
-        while (local >= matmul_items(job->weights + part)) local -= matmul_items(job->weights + part++);
-        matmul_item(job, part, local);
+    for (int part = 0; begin < end; part++) {
+        int64_t units = units_of(job, part);
+        if (begin < units) multiply_units(job, part, begin, end < units ? end : units);
+        begin = begin < units ? 0 : begin - units;
+        end -= units;
     }
 }
 
 void run_matmul(MatmulJob *job) {
-    int64_t items = 0, claims = 8 * pool_threads(job->run->pool);
-    for (int part = 0; part < (job->gate ? 1 : job->parts); part++) items += matmul_items(job->weights + part);
-    pool_run(job->run->pool, items, items / claims + 1, matmul_items_task, job);
+    int64_t units = 0, unit_products = job->unit * LANES * job->x->columns * job->x->rows;
+    for (int part = 0; part < job->parts; part++) units += units_of(job, part);
+    pool_run(job->run->pool, units, CLAIM_PRODUCTS / unit_products + 1, matmul_task, job);
 }

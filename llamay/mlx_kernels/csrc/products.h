@@ -8,17 +8,23 @@
 Activations prepare(Run *run, const float *source, const int32_t *pick, int64_t rows, const Operation *norm,
                     const Matrix *weights, int parts, int planes);
 
-typedef struct {
+/* A product of rows with one matrix or several. */
+typedef struct MatmulJob {
     Run *run;
+    const Operation *op;
+    const Activations *x;
     int parts;
     const Matrix *weights;
-    const Activations *x;
     float *out[MAX_PARTS]; /* each [rows][rows of its matrix] */
-    float *residual;       /* added to by part 0, or NULL */
-    GateKernel gate;       /* if set, parts are gate and up, and out[0] what it makes of them */
+
+    /* If set, what is done to outputs [first, first + count) of a part, of all rows, while they are near: a multiple of
+     * `unit` groups of 16, or what is left of the part.
+     */
+    void (*finish)(const struct MatmulJob *job, int part, int64_t first, int64_t count);
+    int unit;
 } MatmulJob;
 
-/* out[part] = x . weights[part], on all threads. */
+/* out[part] = x . weights[part], finished, on all threads. */
 void run_matmul(MatmulJob *job);
 
 /* out[n][rows] = x[n][columns] . weights; one thread. 0, or -1 without memory. */

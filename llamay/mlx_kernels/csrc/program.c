@@ -52,65 +52,45 @@ static void embed_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static void add_bias(float *x, const float *bias, int64_t count) {
-    for (int64_t i = 0; bias && i < count; i++) x[i] += bias[i];
-}
-
-/* Stores a row's keys and values in its page. */
-static void write_row(const Step *step, int64_t row, int layer, const float *keys, const float *values) {
+/* Stores a head's keys or values of a row in its page. */
+static void write_vector(const Step *step, int64_t row, int layer, int part, int head, const float *x) {
     const PageLayout *layout = &step->layout;
-    const float *parts[KV_PARTS] = {[KEYS] = keys, [VALUES] = values};
     uint8_t vector[MAX_HEAD_DIM * sizeof(float) + sizeof(float)];
     int64_t position = step->positions[row];
-    uint8_t *page = page_at(step, row, position);
-    for (int h = 0; h < layout->kv_heads; h++)
-        for (int part = KEYS; part <= VALUES; part++) {
-            encode_vector(layout->format[part], parts[part] + h * layout->head_dim, layout->head_dim, vector);
-            store_vector(layout, page_head(layout, page, layer, h), part, (int)(position % layout->page_tokens), vector);
-        }
+    encode_vector(layout->format[part], x, layout->head_dim, vector);
+    store_vector(layout, page_head(layout, page_at(step, row, position), layer, head), part,
+                 (int)(position % layout->page_tokens), vector);
 }
 
-/* Norm, if there is one, and rotation of each of a row's heads. */
-static void finish_heads(const KernelSet *kernels, const ModelShape *shape, const Operation *op, int part, int heads,
-                         const float *cosines, const float *sines, float *head) {
-    for (int h = 0; h < heads; h++, head += shape->head_dim) {
-        if (op->head_norm[part]) kernels->rms_norm(head, op->head_norm[part], shape->head_dim, op->eps, head);
-        rotate(shape, cosines, sines, head);
-    }
+/* Bias, norm and rotation of a row's head of queries, keys or values. */
+static void finish_head(const Run *run, const Operation *op, int part, int64_t row, int64_t first, float *x) {
+    const ModelShape *shape = &run->program->shape;
+    int64_t turns = (op->rope * run->step->rows + row) * (shape->rope_dim / 2);
+    for (int i = 0; op->bias[part] && i < shape->head_dim; i++) x[i] += op->bias[part][first + i];
+    if (part == VALUE) return;
+    if (op->head_norm[part]) run->program->kernels->rms_norm(x, op->head_norm[part], shape->head_dim, op->eps, x);
+    rotate(shape, run->scratch->cosines + turns, run->scratch->sines + turns, x);
 }
 
-/* Bias, norm and rotation of a row's queries and keys; keys and values into the page, if they are to be written. */
-static void finish_input_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    const OperationJob *job = argument;
-    const Operation *op = job->operation;
+/* Finishes heads; keys and values go into the page, if they are to be written. */
+static void finish_heads(const MatmulJob *job, int part, int64_t first, int64_t count) {
     const Step *step = job->run->step;
-    Scratch *s = job->run->scratch;
-    const ModelShape *shape = &job->run->program->shape;
-    int head_dim = shape->head_dim, half = shape->rope_dim / 2, query_dim = shape->num_heads * head_dim;
-    int kv_dim = shape->num_kv_heads * head_dim;
-    const KernelSet *kernels = job->run->program->kernels;
-    (void)worker;
-    for (int64_t row = begin; row < end; row++) {
-        int64_t turns = (op->rope * step->rows + row) * half;
-        const float *cosines = s->cosines + turns, *sines = s->sines + turns;
-        float *queries = s->projected[0] + row * query_dim, *keys = s->keys + row * kv_dim;
-        float *values = s->values + row * kv_dim;
-        add_bias(queries, op->bias[QUERY], query_dim);
-        add_bias(keys, op->bias[KEY], kv_dim);
-        add_bias(values, op->bias[VALUE], kv_dim);
-        finish_heads(kernels, shape, op, QUERY, shape->num_heads, cosines, sines, queries);
-        finish_heads(kernels, shape, op, KEY, shape->num_kv_heads, cosines, sines, keys);
-        if (step->writes[row]) write_row(step, row, op->layer, keys, values);
-    }
+    int head_dim = job->run->program->shape.head_dim;
+    for (int64_t row = 0; row < step->rows; row++)
+        for (int64_t at = first; at < first + count; at += head_dim) {
+            float *x = job->out[part] + row * job->weights[part].rows + at;
+            finish_head(job->run, job->op, part, row, at, x);
+            if (part != QUERY && step->writes[row])
+                write_vector(step, row, job->op->layer, part == KEY ? KEYS : VALUES, (int)(at / head_dim), x);
+        }
 }
 
 static void attention_input(Run *run, const Operation *op) {
     Scratch *s = run->scratch;
     Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 3, 2);
-    MatmulJob product = {run, 3, op->weights, &x, {s->projected[0], s->keys, s->values}, NULL, NULL};
-    run_matmul(&product);
-    OperationJob rest = {run, op};
-    for_rows(run, run->step->rows, finish_input_rows, &rest);
+    run_matmul(&(MatmulJob){.run = run, .op = op, .x = &x, .parts = 3, .weights = op->weights,
+                            .out = {s->projected[0], s->keys, s->values}, .finish = finish_heads,
+                            .unit = run->program->shape.head_dim / LANES});
 }
 
 static void add_normed_rows(void *argument, int64_t begin, int64_t end, int worker) {
@@ -125,41 +105,51 @@ static void add_normed_rows(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
+static void add_to_stream(const MatmulJob *job, int part, int64_t first, int64_t count) {
+    int64_t hidden = job->weights[part].rows;
+    for (int64_t row = 0; row < job->x->rows; row++)
+        for (int64_t i = row * hidden + first; i < row * hidden + first + count; i++)
+            job->run->scratch->stream[i] += job->out[part][i];
+}
+
 /* stream += weights . source, normed if the operation has a norm for it */
 static void project_to_stream(Run *run, const Operation *op, const Matrix *weights, const float *source) {
-    Scratch *s = run->scratch;
     Activations x = prepare(run, source, NULL, run->step->rows, NULL, weights, 1, 1);
-    MatmulJob product = {run, 1, weights, &x, {s->projected[1]}, op->post_norm ? NULL : s->stream, NULL};
-    run_matmul(&product);
+    run_matmul(&(MatmulJob){.run = run, .op = op, .x = &x, .parts = 1, .weights = weights,
+                            .out = {run->scratch->projected[1]}, .finish = op->post_norm ? NULL : add_to_stream,
+                            .unit = 1});
     OperationJob rest = {run, op};
     if (op->post_norm) for_rows(run, run->step->rows, add_normed_rows, &rest);
+}
+
+/* Multiplies the same outputs of UP, and gates. */
+static void gate_outputs(const MatmulJob *job, int part, int64_t first, int64_t count) {
+    const Matrix *up = job->weights + UP;
+    float *gates = job->out[part], *ups = job->out[UP];
+    job->run->program->kernels->matmul(up, job->x, ups, up->rows, first / LANES, (first + count + LANES - 1) / LANES);
+    for (int64_t at = first; at < job->x->rows * up->rows; at += up->rows) job->op->gate(gates + at, ups + at, count);
 }
 
 static void feed_forward(Run *run, const Operation *op) {
     Scratch *s = run->scratch;
     Activations x = prepare(run, s->stream, NULL, run->step->rows, op, op->weights, 2, 1);
-    MatmulJob product = {run, 2, op->weights, &x, {s->projected[0], s->projected[1]}, NULL, op->gate};
-    run_matmul(&product);
+    run_matmul(&(MatmulJob){.run = run, .op = op, .x = &x, .parts = 1, .weights = op->weights,
+                            .out = {s->projected[0], s->projected[1]}, .finish = gate_outputs, .unit = 1});
     project_to_stream(run, op, op->weights + DOWN, s->projected[0]);
 }
 
-static void cap_logit_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    const OperationJob *job = argument;
-    const Program *program = job->run->program;
-    int64_t vocab = program->shape.vocab;
-    (void)worker;
-    for (int64_t row = begin; row < end; row++)
-        program->kernels->soft_cap(job->run->step->logits + row * vocab, vocab, job->operation->soft_cap);
+static void cap_logits(const MatmulJob *job, int part, int64_t first, int64_t count) {
+    int64_t vocab = job->weights[part].rows;
+    for (int64_t at = first; at < job->x->rows * vocab; at += vocab)
+        job->run->program->kernels->soft_cap(job->out[part] + at, count, job->op->soft_cap);
 }
 
 static void logits(Run *run, const Operation *op) {
     if (run->step->num_logit_rows == 0) return;
     Activations x = prepare(run, run->scratch->stream, run->step->logit_rows, run->step->num_logit_rows, op,
                             op->weights, 1, 2);
-    MatmulJob product = {run, 1, op->weights, &x, {run->step->logits}, NULL, NULL};
-    run_matmul(&product);
-    OperationJob rest = {run, op};
-    if (op->soft_cap > 0.0f) for_rows(run, run->step->num_logit_rows, cap_logit_rows, &rest);
+    run_matmul(&(MatmulJob){.run = run, .op = op, .x = &x, .parts = 1, .weights = op->weights,
+                            .out = {run->step->logits}, .finish = op->soft_cap > 0.0f ? cap_logits : NULL, .unit = 1});
 }
 
 static void run_operation(Run *run, const Operation *op) {

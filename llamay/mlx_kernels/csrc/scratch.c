@@ -108,5 +108,5 @@ int scratch_plan(Run *run) {
 
 void for_rows(Run *run, int64_t rows, PoolTask task, void *argument) {
     if (rows <= SERIAL_ROWS) task(argument, 0, rows, 0);
-    else pool_run(run->pool, rows, (rows + 8 * pool_threads(run->pool) - 1) / (8 * pool_threads(run->pool)), task, argument);
+    else pool_run(run->pool, rows, 1, task, argument);
 }
