@@ -112,7 +112,7 @@ class CpuKernels:
 
     def prepare(self, program: Program) -> RunStep:
         """See `KernelSet`. Raises UnsupportedModelError for a norm or bias that is not float32."""
-        weights = load_weights(program, self.threads, self._packed)
+        weights = load_weights(program, self._pool, self._packed)
         self.weights_mapped, self.weights_writer = weights.mapped, weights.writer
         compiled = _cpu.Program(
             self.kernel_set,

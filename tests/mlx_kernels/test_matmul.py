@@ -4,6 +4,7 @@ Expected values: gguf-py's recorded ones for dequantising; for products the nume
 plain numpy (bit for bit) and float64 arithmetic (within a bound on rounding).
 """
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,44 @@ def test_wrong_sizes_of_buffers_raise():
     ]:
         with pytest.raises((ValueError, BufferError)):
             call(*arguments)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_matrices_packed_together_are_packed_as_each_alone(tmp_path, threads, mapped):
+    matrices = [
+        tensor(format, random_matrix(rows, max(format.block_len, 32), seed=format.type_id + rows))
+        for format in (Format.F16, Format.Q4_1, Format.Q6_K)
+        for rows in (5, 1024, 2100)
+    ]
+    expected = [pack(weights) for weights in matrices]
+    sources = [weights.data for weights in matrices]
+    if mapped:
+        path = tmp_path / "weights"
+        path.write_bytes(b"".join(sources))
+        with path.open("rb") as file:
+            file_bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        ends = np.cumsum([len(source) for source in sources])
+        sources = [file_bytes[e - len(s) : e] for e, s in zip(ends, sources, strict=True)]
+    targets = [bytearray(len(packed)) for *_, packed in expected]
+    shapes = [shape for *shape, _ in expected]
+    tasks = [(*a, s, t) for a, s, t in zip(shapes, sources, targets, strict=True)]
+    _cpu.pack_all(_cpu.Pool(threads), tasks, mapped)
+    assert targets == [packed for *_, packed in expected]
+    assert sources == [weights.data for weights in matrices]  # what was let go comes back
+
+
+def test_packing_together_refuses_what_packing_alone_refuses():
+    source, packed = bytes(18 * 16), bytearray(_cpu.packed_bytes(2, 16, 32))
+    good, pool = (2, 16, 32, source, packed), _cpu.Pool(2)
+    _cpu.pack_all(pool, [], False)
+    for bad in [(2, 16, 32, source[:-1], packed), (2, 16, 32, source, packed[:-1])]:
+        with pytest.raises(ValueError, match="bytes"):
+            _cpu.pack_all(pool, [good, bad], False)
+    for pool_given, tasks in [(pool, (good,)), (pool, [list(good)]), (None, [good])]:
+        with pytest.raises(TypeError):
+            _cpu.pack_all(pool_given, tasks, False)
+    packed.append(0)  # nobody holds it
 
 
 # --- products --------------------

@@ -1,4 +1,7 @@
-/* What gcc and clang spell differently, for kernels_*.c. */
+/* What gcc and clang spell differently. */
+#ifndef LLAMAY_COMPILER_H
+#define LLAMAY_COMPILER_H
+
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #if defined(__clang__)
@@ -16,4 +19,6 @@
 /* Keeps the compiler from computing a vector register in another order than is written. */
 #if defined(__x86_64__)
 #define KEEP_ORDER(vector) __asm__("" : "+x"(vector))
+#endif
+
 #endif

@@ -65,58 +65,6 @@ static PyObject *kernel_set_names(PyObject *self, PyObject *unused) {
     return names;
 }
 
-static PyObject *packed_size(PyObject *self, PyObject *args) {
-    int format;
-    long long rows, columns;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "iLL", &format, &rows, &columns) || !matrix_ok(format, rows, columns, NULL)) return NULL;
-    return PyLong_FromLongLong(packed_bytes((WeightFormat)format, rows, columns));
-}
-
-static PyObject *pack(PyObject *self, PyObject *args) {
-    int format;
-    long long rows, columns;
-    Py_buffer source, target;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "iLLy*w*", &format, &rows, &columns, &source, &target)) return NULL;
-    int ok = matrix_ok(format, rows, columns, &target);
-    if (ok && source.len != rows * row_bytes((WeightFormat)format, columns)) {
-        PyErr_Format(PyExc_ValueError, "%lld bytes of weights are needed, %lld given",
-                     (long long)(rows * row_bytes((WeightFormat)format, columns)), (long long)source.len);
-        ok = 0;
-    }
-    if (ok) {
-        Py_BEGIN_ALLOW_THREADS
-        pack_rows((WeightFormat)format, rows, columns, source.buf, target.buf);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&target);
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *dequantize(PyObject *self, PyObject *args) {
-    int format;
-    long long rows, columns, row;
-    Py_buffer packed, out;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "iLLy*Lw*", &format, &rows, &columns, &packed, &row, &out)) return NULL;
-    int ok = matrix_ok(format, rows, columns, &packed);
-    if (ok && (row < 0 || row >= rows || out.len != columns * (Py_ssize_t)sizeof(float))) {
-        PyErr_SetString(PyExc_ValueError, "row or output size out of range");
-        ok = 0;
-    }
-    if (ok) {
-        Matrix matrix = {(WeightFormat)format, rows, columns, packed.buf};
-        dequantize_row(&matrix, row, out.buf);
-    }
-    PyBuffer_Release(&packed);
-    PyBuffer_Release(&out);
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
-}
-
 static PyObject *rope_frequencies(PyObject *self, PyObject *args) {
     int dim;
     double base;
@@ -311,9 +259,13 @@ static void free_module(void *module) {
 
 static PyMethodDef functions[] = {
     {"kernel_sets", kernel_set_names, METH_NOARGS, "Names of the kernel sets this processor runs, best first."},
-    {"packed_bytes", packed_size, METH_VARARGS, "packed_bytes(type_id, rows, columns) -> bytes of a packed matrix"},
-    {"pack", pack, METH_VARARGS, "pack(type_id, rows, columns, source, target): packs a matrix's rows into target"},
-    {"dequantize_row", dequantize, METH_VARARGS, "dequantize_row(type_id, rows, columns, packed, row, out)"},
+    {"packed_bytes", packed_bytes_function, METH_VARARGS,
+     "packed_bytes(type_id, rows, columns) -> bytes of a packed matrix"},
+    {"pack", pack_function, METH_VARARGS, "pack(type_id, rows, columns, source, target): packs rows into target"},
+    {"pack_all", pack_all_function, METH_VARARGS,
+     "pack_all(pool, matrices, release): packs (type_id, rows, columns, source, target) each, on all threads; release: "
+     "sources are of mapped files, whose memory is let go"},
+    {"dequantize_row", dequantize_row_function, METH_VARARGS, "dequantize_row(type_id, rows, columns, packed, row, out)"},
     {"matmul", matmul, METH_VARARGS, "matmul(kernel_set, type_id, rows, columns, packed, planes, x, out)"},
     {"page_bytes", page_bytes_function, METH_VARARGS, "page_bytes(layout) -> bytes of a page"},
     {"export_rows", export_rows_function, METH_VARARGS,

@@ -55,6 +55,12 @@ int slab_pages_hold(SlabPages *pages, PyObject *slabs, int64_t pages_per_slab, i
                     int64_t count);
 void slab_pages_release(SlabPages *pages);
 
+/* Functions of the module (module_pack.c). */
+PyObject *packed_bytes_function(PyObject *self, PyObject *args);
+PyObject *pack_function(PyObject *self, PyObject *args);
+PyObject *pack_all_function(PyObject *self, PyObject *args);
+PyObject *dequantize_row_function(PyObject *self, PyObject *args);
+
 /* Functions of the module (module_kv.c). */
 PyObject *page_bytes_function(PyObject *self, PyObject *args);
 PyObject *export_rows_function(PyObject *self, PyObject *args);

@@ -1,6 +1,7 @@
 /* Packs weights into groups of 16 rows (layout in weight_formats.h), and reads single rows back. */
 #include <string.h>
 
+#include "file_blocks.h"
 #include "kernels.h"
 
 int format_known(int type_id) { return file_block_bytes((WeightFormat)type_id) != 0; }
@@ -20,7 +21,7 @@ int64_t row_bytes(WeightFormat format, int64_t columns) {
 }
 
 /* The quad of lane `lane` in a vector of codes. */
-static void store_quad(uint8_t *codes, int vector, int lane, uint32_t quad) {
+INLINE void store_quad(uint8_t *codes, int vector, int lane, uint32_t quad) {
     memcpy(codes + vector * VECTOR + 4 * lane, &quad, sizeof quad);
 }
 
@@ -30,7 +31,7 @@ static uint32_t load_quad(const uint8_t *codes, int vector, int lane) {
     return quad;
 }
 
-static void pack_codes(Packing p, const BlockCodes *block, int lane, uint8_t *codes) {
+INLINE void pack_codes(const Packing p, const BlockCodes *block, int lane, uint8_t *codes) {
     const uint32_t *quads = block->quads, nibble = 0x0F0F0F0F, pair = 0x03030303, bit = 0x01010101;
     for (int v = 0; v < p.bytes; v++) store_quad(codes, v, lane, quads[v]);
     for (int v = 0; v < p.nibbles; v++)
@@ -64,8 +65,7 @@ static void unpack_codes(Packing p, const uint8_t *codes, int lane, BlockCodes *
 }
 
 /* One row's next span into its lane of a group of 16. */
-static inline __attribute__((always_inline)) void pack_span(const WeightFormat format, const uint8_t *source, int lane,
-                                                            uint8_t *span) {
+INLINE void pack_span(const WeightFormat format, const uint8_t *source, int lane, uint8_t *span) {
     const Packing p = packing(format);
     const int blocks = p.span / BLOCK;
     for (int b = 0; b < blocks; b++) {
@@ -81,17 +81,21 @@ static inline __attribute__((always_inline)) void pack_span(const WeightFormat f
         memcpy(halves + (h * LANES + lane) * HALF, source + file_half_offset(format, h), HALF);
 }
 
-/* A group's rows, together through the columns: what they write lies side by side. */
-static inline __attribute__((always_inline)) void pack_spans(const WeightFormat format, int lanes, int64_t columns,
-                                                             const uint8_t *source, uint8_t *group) {
+/* A group's rows, together through the columns: what they write lies side by side. What they read does not, in more
+ * streams than the hardware follows: each fetches the same place of the next group.
+ */
+INLINE void pack_spans(const WeightFormat format, int lanes, int64_t columns, const uint8_t *source, uint8_t *group) {
     const Packing p = packing(format);
     const int64_t stride = row_bytes(format, columns);
     for (int64_t s = 0; s < columns / p.span; s++, source += file_block_bytes(format), group += span_bytes(p))
-        for (int lane = 0; lane < lanes; lane++) pack_span(format, source + lane * stride, lane, group);
+        for (int lane = 0; lane < lanes; lane++) {
+            const uint8_t *row = source + lane * stride;
+            for (int i = 0; i < file_block_bytes(format); i += 64) __builtin_prefetch(row + LANES * stride + i);
+            pack_span(format, row, lane, group);
+        }
 }
 
-static inline __attribute__((always_inline)) void pack_floats(const int size, int lanes, int64_t columns,
-                                                              const uint8_t *source, uint8_t *group) {
+INLINE void pack_floats(const int size, int lanes, int64_t columns, const uint8_t *source, uint8_t *group) {
     for (int64_t k = 0; k < columns; k++)
         for (int lane = 0; lane < lanes; lane++)
             memcpy(group + (k * LANES + lane) * size, source + (lane * columns + k) * size, (size_t)size);

@@ -16,6 +16,8 @@
 
 #include <stdint.h>
 
+#include "compiler.h"
+
 enum {
     LANES = 16,      /* output rows in one packed group; positions in one group of keys */
     BLOCK = 32,      /* weights or activations of one block */
@@ -46,7 +48,7 @@ typedef struct {
     int span; /* 0: floats */
 } Packing;
 
-static inline __attribute__((always_inline)) Packing packing(WeightFormat format) {
+INLINE Packing packing(WeightFormat format) {
     switch (format) {
     case Q4_0: return (Packing){.nibbles = 4, .offset = 8, .halves = 1, .span = BLOCK};
     case Q4_1: return (Packing){.nibbles = 4, .halves = 2, .span = BLOCK};
@@ -75,22 +77,22 @@ static const int8_t code_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 static inline int is_quantized(WeightFormat format) { return packing(format).span != 0; }
 
 /* Bytes of a value of a float format. */
-static inline __attribute__((always_inline)) int float_bytes(WeightFormat format) { return format == F32 ? 4 : 2; }
+INLINE int float_bytes(WeightFormat format) { return format == F32 ? 4 : 2; }
 
 /* Bytes of the parts of a packed block. */
-static inline __attribute__((always_inline)) int code_bytes(Packing p) {
+INLINE int code_bytes(Packing p) {
     return (p.nibbles + p.pairs + p.bits + p.bytes) * VECTOR;
 }
-static inline __attribute__((always_inline)) int block_bytes(Packing p) {
+INLINE int block_bytes(Packing p) {
     return code_bytes(p) + (p.sub_scales + p.sub_minima) * LANES;
 }
-static inline __attribute__((always_inline)) int span_bytes(Packing p) {
+INLINE int span_bytes(Packing p) {
     return p.span / BLOCK * block_bytes(p) + p.halves * LANES * HALF;
 }
 
 /* Lowest bit of the code's fields after the nibbles. */
-static inline __attribute__((always_inline)) int pairs_at(Packing p) { return p.nibbles ? 4 : 0; }
-static inline __attribute__((always_inline)) int bits_at(Packing p) { return pairs_at(p) + (p.pairs ? 2 : 0); }
+INLINE int pairs_at(Packing p) { return p.nibbles ? 4 : 0; }
+INLINE int bits_at(Packing p) { return pairs_at(p) + (p.pairs ? 2 : 0); }
 
 /* Packing (pack.c). */
 int format_known(int type_id);
@@ -98,18 +100,5 @@ int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t columns);
 int64_t row_bytes(WeightFormat format, int64_t columns);
 void pack_rows(WeightFormat format, int64_t rows, int64_t columns, const uint8_t *source, uint8_t *packed);
 float half_to_float(uint16_t half);
-
-/* 32 weights of one row, on the way from the file to their lane. */
-typedef struct {
-    uint32_t quads[QUADS];          /* byte j of quad i: the code of weight 4 * i + j */
-    int8_t scales[2], minima[2];    /* as many as the format has */
-} BlockCodes;
-
-/* Reads file blocks (file_blocks.c). */
-int file_block_bytes(WeightFormat format);
-/* Where in a file block the float16 scale (0) or minimum (1) stands. */
-int file_half_offset(WeightFormat format, int half);
-/* The codes of block `b` of a file block, which holds span / 32 of them. */
-void read_block_codes(WeightFormat format, const uint8_t *source, int b, BlockCodes *out);
 
 #endif
