@@ -258,7 +258,7 @@ def _finite(found: StepLogits) -> bool:
     if found.best:
         return not any(math.isnan(best.log_sum_exp) for best in found.best)
     logits = found.logits  # NaN is the largest and the smallest of all
-    return not logits.size or math.isfinite(logits.max()) and math.isfinite(logits.min())
+    return not logits.size or (math.isfinite(logits.max()) and math.isfinite(logits.min()))
 
 
 def _assemble(batch: Sequence[Rows]) -> Step:

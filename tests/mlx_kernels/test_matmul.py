@@ -164,7 +164,7 @@ def test_packing_together_refuses_what_packing_alone_refuses():
     for bad in [(2, 16, 32, source[:-1], packed), (2, 16, 32, source, packed[:-1])]:
         with pytest.raises(ValueError, match="bytes"):
             _cpu.pack_all(pool, [good, bad], False)
-    for pool_given, tasks in [(pool, (good,)), (pool, [list(good)]), (None, [good])]:
+    for pool_given, tasks in [(pool, 5), (pool, [list(good)]), (pool, [good[:4]]), (None, [good])]:
         with pytest.raises(TypeError):
             _cpu.pack_all(pool_given, tasks, False)
     packed.append(0)  # nobody holds it

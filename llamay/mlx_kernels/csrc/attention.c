@@ -115,6 +115,7 @@ typedef struct {
     const float *queries;
     float *partials, *workspace, *out;
     int64_t items; /* chunks of all KV heads */
+    int threads;
 } AttentionJob;
 
 /* The first position that a row sees. */
@@ -256,7 +257,8 @@ static void attend_chunks(void *argument, int64_t begin, int64_t end, int worker
     const AttentionJob *job = argument;
     float *workspace = job->workspace + worker * attention_workspace_floats(&job->program->shape);
     for (int64_t item = begin; item < end; item++) {
-        ChunkRun at = first_run(job, item), next = first_run(job, item + 1 < job->items ? item + 1 : item);
+        int64_t following = item + 1 < end ? item + 1 : item + job->threads; /* each thread takes an item meanwhile */
+        ChunkRun at = first_run(job, item), next = first_run(job, following < job->items ? following : item);
         if (at.chunk->run == EVERY_RUN) attend_every_run(job, &at, &next, workspace);
         else attend_one_run(job, &at, &next, workspace);
     }
@@ -280,7 +282,7 @@ static void merge_runs(void *argument, int64_t begin, int64_t end, int worker) {
 void attend_step(const Program *program, Pool *pool, const Step *step, const AttentionPlan *plan, const Operation *op,
                  const float *queries, float *partials, float *workspace, float *out) {
     AttentionJob job = {program, step, plan, op, queries, partials, workspace, out,
-                        plan->num_chunks * program->shape.num_kv_heads};
+                        plan->num_chunks * program->shape.num_kv_heads, pool_threads(pool)};
     pool_run(pool, job.items, 1, attend_chunks, &job);
     if (plan->split) pool_run(pool, step->rows * program->shape.num_heads, 32, merge_runs, &job);
 }

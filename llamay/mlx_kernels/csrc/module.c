@@ -1,4 +1,4 @@
-/* Python bindings of the CPU kernels: functions on weights and logits, and the pool of threads.
+/* Python bindings of the CPU kernels: functions on logits and single matrices, and the pool of threads.
  *
  * Arguments are checked for shape and range, so that a wrong caller gets an exception; numbers inside weights and
  * activations are not.
@@ -234,7 +234,7 @@ static PyGetSetDef pool_getset[] = {{"threads", pool_object_threads, NULL, "Thre
 static PyType_Slot pool_slots[] = {{Py_tp_new, pool_object_new},
                                    {Py_tp_dealloc, pool_object_free},
                                    {Py_tp_getset, pool_getset},
-                                   {Py_tp_doc, "Pool(threads): the threads that run programs."},
+                                   {Py_tp_doc, "Pool(threads): the threads that pack weights and run programs."},
                                    {0, NULL}};
 
 static PyType_Spec pool_spec = {"llamay.mlx_kernels._cpu.Pool", sizeof(PoolObject), 0, Py_TPFLAGS_DEFAULT, pool_slots};

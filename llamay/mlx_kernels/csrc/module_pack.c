@@ -1,9 +1,9 @@
 /* Python bindings of packing: matrices from the file's rows to groups of 16, and single rows back. */
+#include "module.h"
+
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "module.h"
 
 enum { STRETCH_ROWS = 1024 }; /* packed by one thread at once: a multiple of LANES */
 
@@ -91,19 +91,26 @@ static void pack_stretches(void *argument, int64_t begin, int64_t end, int worke
     }
 }
 
+/* Holds the task of an item of a sequence. */
+static int hold_item(PyObject *sequence, Py_ssize_t index, PackingTask *task) {
+    PyObject *tuple = PySequence_GetItem(sequence, index);
+    int ok = tuple && hold_task(tuple, task);
+    Py_XDECREF(tuple);
+    return ok;
+}
+
 /* Everything in one call: between calls, each thread would wait for the interpreter. */
 PyObject *pack_all_function(PyObject *self, PyObject *args) {
     PyObject *pool_object, *matrices;
     PackingJob job;
-    if (!PyArg_ParseTuple(args, "OO!p", &pool_object, &PyList_Type, &matrices, &job.release)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOp", &pool_object, &matrices, &job.release)) return NULL;
     Pool *pool = pool_of(PyModule_GetState(self), pool_object);
-    if (!pool) return NULL;
-    Py_ssize_t count = PyList_Size(matrices), held = 0;
+    Py_ssize_t count = pool ? PySequence_Size(matrices) : -1, held = 0;
     int64_t stretches = 0;
+    if (count < 0) return NULL;
     job.tasks = calloc((size_t)count + 1, sizeof *job.tasks);
     if (!job.tasks) return PyErr_NoMemory();
-    while (held < count && hold_task(PyList_GetItem(matrices, held), job.tasks + held))
-        stretches += stretches_of(job.tasks + held++);
+    while (held < count && hold_item(matrices, held, job.tasks + held)) stretches += stretches_of(job.tasks + held++);
     if (held == count) {
         Py_BEGIN_ALLOW_THREADS
         pool_run(pool, stretches, 1, pack_stretches, &job);

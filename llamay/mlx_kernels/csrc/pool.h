@@ -14,7 +14,9 @@ Pool *pool_new(int threads);
 void pool_free(Pool *pool);
 int pool_threads(const Pool *pool);
 
-/* Runs the task over [0, items) in claims of at least `grain` items, and returns when all are done. Callers take turns. */
+/* Runs the task over [0, items) in claims of `grain` items or more, and returns when all are done. Callers take
+ * turns.
+ */
 void pool_run(Pool *pool, int64_t items, int64_t grain, PoolTask task, void *argument);
 
 #endif

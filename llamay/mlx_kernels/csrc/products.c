@@ -82,7 +82,7 @@ int multiply(const KernelSet *kernels, const Matrix *weights, int planes, const 
     return result;
 }
 
-enum { CLAIM_PRODUCTS = 1 << 17 }; /* so few that claiming them would take longer than the wait for who has more */
+enum { CLAIM_PRODUCTS = 1 << 17 }; /* what one claim has at least, if that leaves every thread two claims */
 
 static int64_t groups_of(const Matrix *w) { return (w->rows + LANES - 1) / LANES; }
 
@@ -116,5 +116,6 @@ static void matmul_task(void *argument, int64_t begin, int64_t end, int worker) 
 void run_matmul(MatmulJob *job) {
     int64_t units = 0, unit_products = job->unit * LANES * job->x->columns * job->x->rows;
     for (int part = 0; part < job->parts; part++) units += units_of(job, part);
-    pool_run(job->run->pool, units, CLAIM_PRODUCTS / unit_products + 1, matmul_task, job);
+    int64_t grain = CLAIM_PRODUCTS / unit_products + 1, most = units / (2 * pool_threads(job->run->pool));
+    pool_run(job->run->pool, units, grain < most ? grain : most > 1 ? most : 1, matmul_task, job);
 }

@@ -13,7 +13,7 @@ typedef struct MatmulJob {
     Run *run;
     const Operation *op;
     const Activations *x;
-    int parts;
+    int parts; /* that are claimed; `finish` may multiply others */
     const Matrix *weights;
     float *out[MAX_PARTS]; /* each [rows][rows of its matrix] */
 
