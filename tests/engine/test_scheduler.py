@@ -515,16 +515,14 @@ def test_a_request_that_comes_while_the_engine_ends_ends_too(
 
 
 def test_an_engine_that_nobody_holds_ends_its_thread(tiny_path: Path) -> None:
-    before = threading.active_count()
     engine = Engine.load(str(tiny_path))
     engine.prefill([1, 2, 3])
     engine.call(functools.partial(repr, engine))
-    assert threading.active_count() > before
+    thread = engine.call(threading.current_thread)
+    assert thread.is_alive()
     del engine
-    end = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_call_gives_back_its_result_or_its_error(engine: Engine) -> None:
