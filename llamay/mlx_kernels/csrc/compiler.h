@@ -1,4 +1,4 @@
-/* What gcc and clang spell differently. */
+/* Attributes and pragmas of gcc and clang. */
 #ifndef LLAMAY_COMPILER_H
 #define LLAMAY_COMPILER_H
 

@@ -80,15 +80,9 @@ static inline int is_quantized(WeightFormat format) { return packing(format).spa
 INLINE int float_bytes(WeightFormat format) { return format == F32 ? 4 : 2; }
 
 /* Bytes of the parts of a packed block. */
-INLINE int code_bytes(Packing p) {
-    return (p.nibbles + p.pairs + p.bits + p.bytes) * VECTOR;
-}
-INLINE int block_bytes(Packing p) {
-    return code_bytes(p) + (p.sub_scales + p.sub_minima) * LANES;
-}
-INLINE int span_bytes(Packing p) {
-    return p.span / BLOCK * block_bytes(p) + p.halves * LANES * HALF;
-}
+INLINE int code_bytes(Packing p) { return (p.nibbles + p.pairs + p.bits + p.bytes) * VECTOR; }
+INLINE int block_bytes(Packing p) { return code_bytes(p) + (p.sub_scales + p.sub_minima) * LANES; }
+INLINE int span_bytes(Packing p) { return p.span / BLOCK * block_bytes(p) + p.halves * LANES * HALF; }
 
 /* Lowest bit of the code's fields after the nibbles. */
 INLINE int pairs_at(Packing p) { return p.nibbles ? 4 : 0; }
